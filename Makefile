@@ -1,0 +1,41 @@
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+# Two test workers with one thread each are faster than one worker with two threads.
+TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+
+.PHONY: help demo test test-full lint bench docs clean
+
+help:            ## this list
+	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | column -t -s:
+
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt torch==2.13.0
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: $(READY)   ## set up and bound a built-in network
+	$(BIN)/lipcert bound 4C3F
+
+lint: $(READY)   ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint       ## set up, lint, run the tests
+	$(TEST_ENV) $(BIN)/pytest -n 2
+
+test-full: $(READY)   ## the property tests at full length
+	$(TEST_ENV) LIPCERT_FULL=1 $(BIN)/pytest -n 2
+
+bench: $(READY)  ## speed and memory, as ratios measured side by side
+	$(BIN)/python -m benchmarks
+
+docs: $(READY)   ## check the documentation: every code block runs
+	$(TEST_ENV) $(BIN)/pytest tests/test_docs.py
+
+clean:           ## remove the environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build src/*.egg-info

@@ -1,0 +1,21 @@
+"""Certified robustness of PyTorch classifiers: LipLT Lipschitz bounds and what follows from them."""
+
+from lipcert import errors
+from lipcert.bounds.estimator import Estimate, Estimator
+from lipcert.errors import LipcertError, UnsupportedError
+from lipcert.network import Call, Network, Slope, register_rule, trace
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Call",
+    "Estimate",
+    "Estimator",
+    "LipcertError",
+    "Network",
+    "Slope",
+    "UnsupportedError",
+    "errors",
+    "register_rule",
+    "trace",
+]

@@ -1,0 +1,1 @@
+"""From norms to Lipschitz constants."""

@@ -1,0 +1,68 @@
+"""Every error lipcert raises on purpose: each names the culprit and says what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class LipcertError(Exception):
+    """Base of all errors that lipcert raises on purpose; the command line exits with 2 on any of them."""
+
+
+@dataclass(frozen=True)
+class UnsupportedNode:
+    """One operation of a model that lipcert cannot bound, and the remedy."""
+
+    name: str
+    kind: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.kind}): {self.remedy}"
+
+
+class UnsupportedError(LipcertError):
+    """The model contains operations without a rule; `nodes` lists every one of them."""
+
+    def __init__(self, nodes: Sequence[UnsupportedNode]) -> None:
+        self.nodes = tuple(nodes)
+        count = f"{len(nodes)} operations" if len(nodes) > 1 else "an operation"
+        lines = "\n".join(f"  - {node}" for node in nodes)
+        super().__init__(f"the model contains {count} that lipcert cannot bound:\n{lines}")
+
+
+class TrainingModeError(LipcertError):
+    """The model is in training mode and behaves differently from the model that would be bounded."""
+
+
+class ShapeError(LipcertError):
+    """A tensor or an input shape does not fit the model."""
+
+
+class NonFiniteError(LipcertError):
+    """Weights, inputs or results contain NaN or infinity."""
+
+
+class TooLargeError(LipcertError):
+    """The requested computation needs more memory than allowed."""
+
+
+class OptionError(LipcertError):
+    """An option has a value that does not exist."""
+
+
+class ModelError(LipcertError):
+    """A model or its weights could not be loaded."""
+
+
+def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
+    """Refuse a value that is not one of the choices, naming the nearest one."""
+    if value in choices:
+        return
+    from difflib import get_close_matches
+
+    near = get_close_matches(str(value), [str(choice) for choice in choices], n=1, cutoff=0.4)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    listed = ", ".join(str(choice) for choice in choices)
+    raise OptionError(f"{name} is {value!r}, expected one of {listed}{hint}")

@@ -1,0 +1,306 @@
+"""Linear operations of a traced network: apply, adjoint, magnitude, dense matrix.
+
+Every operation maps a batch of vectors, `(rows, *in_shape) → (rows, *out_shape)`, and reads its weights when it is
+called: they are the model's own, never copies, so gradients reach them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lipcert.errors import ShapeError
+
+Shape = tuple[int, ...]
+Live = Callable[[], Tensor]
+"""A tensor of the model, read at the moment it is needed."""
+
+
+class LinearOp(ABC):
+    """A linear map A between spaces of tensors; subclasses write `_apply`, `_adjoint` and `_magnitude`."""
+
+    in_shape: Shape
+    out_shape: Shape
+    terms: int
+    """Products accumulated per output entry; 0 if the operation only moves or copies entries (exact in floats)."""
+
+    def apply(self, x: Tensor) -> Tensor:
+        """A x for every row of the batch."""
+        self._check(x, self.in_shape, "apply")
+        return self._apply(x)
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        """Aᵀ y for every row of the batch."""
+        self._check(y, self.out_shape, "adjoint")
+        return self._adjoint(y)
+
+    def magnitude(self, x: Tensor) -> Tensor:
+        """|A| x for every row of the batch, |A| being the entrywise absolute value."""
+        self._check(x, self.in_shape, "magnitude")
+        return self._magnitude(x)
+
+    def as_matrix(self, like: Tensor | None = None) -> Tensor:
+        """The dense matrix, `(prod(out_shape), prod(in_shape))`, in the dtype and device of `like`."""
+        n = prod(self.in_shape)
+        eye = torch.eye(
+            n, dtype=like.dtype if like is not None else None, device=like.device if like is not None else None
+        )
+        return self.apply(eye.reshape(n, *self.in_shape)).reshape(n, -1).T
+
+    def _check(self, x: Tensor, shape: Shape, verb: str) -> None:
+        if tuple(x.shape[1:]) != shape:
+            raise ShapeError(f"{type(self).__name__}.{verb} expects rows of shape {shape}, got {tuple(x.shape[1:])}")
+
+    @abstractmethod
+    def _apply(self, x: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def _adjoint(self, y: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def _magnitude(self, x: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Identity(LinearOp):
+    """y = ±x."""
+
+    in_shape: Shape
+    sign: int = 1
+    terms: int = 0
+
+    @property
+    def out_shape(self) -> Shape:  # type: ignore[override]
+        return self.in_shape
+
+    def _apply(self, x: Tensor) -> Tensor:
+        return x if self.sign > 0 else -x
+
+    def _adjoint(self, y: Tensor) -> Tensor:
+        return self._apply(y)
+
+    def _magnitude(self, x: Tensor) -> Tensor:
+        return x
+
+
+@dataclass(frozen=True)
+class Reshape(LinearOp):
+    """The same entries in another shape (flatten, view, squeeze, …)."""
+
+    in_shape: Shape
+    out_shape: Shape
+    terms: int = 0
+
+    def _apply(self, x: Tensor) -> Tensor:
+        return x.reshape(x.shape[0], *self.out_shape)
+
+    def _adjoint(self, y: Tensor) -> Tensor:
+        return y.reshape(y.shape[0], *self.in_shape)
+
+    def _magnitude(self, x: Tensor) -> Tensor:
+        return self._apply(x)
+
+
+@dataclass(frozen=True)
+class Dense(LinearOp):
+    """y = W x along the last axis, W of shape (out, in)."""
+
+    weight: Live
+    in_shape: Shape
+    out_shape: Shape
+
+    @property
+    def terms(self) -> int:  # type: ignore[override]
+        return self.in_shape[-1]
+
+    def _apply(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight())
+
+    def _adjoint(self, y: Tensor) -> Tensor:
+        return y @ self.weight()
+
+    def _magnitude(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight().abs())
+
+
+@dataclass(frozen=True)
+class Scale(LinearOp):
+    """y = d ⊙ x, d broadcast over the trailing axes of a row (batch normalisation, multiplication by a constant)."""
+
+    factor: Live
+    in_shape: Shape
+    terms: int = 1
+
+    @property
+    def out_shape(self) -> Shape:  # type: ignore[override]
+        return self.in_shape
+
+    def _apply(self, x: Tensor) -> Tensor:
+        return x * self.factor().to(x.dtype)
+
+    def _adjoint(self, y: Tensor) -> Tensor:
+        return self._apply(y)
+
+    def _magnitude(self, x: Tensor) -> Tensor:
+        return x * self.factor().to(x.dtype).abs()
+
+
+_CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+
+
+@dataclass(frozen=True)
+class Convolution(LinearOp):
+    """Zero-padded cross-correlation in one, two or three dimensions, as torch computes it.
+
+    The adjoint is the transposed convolution with the output padding that restores the input size exactly, so sizes
+    that leave a remainder under the stride need no special treatment.
+    """
+
+    weight: Live
+    in_shape: Shape
+    out_shape: Shape
+    stride: Shape
+    padding: Shape
+    dilation: Shape
+    groups: int
+
+    @property
+    def terms(self) -> int:  # type: ignore[override]
+        return prod(self.weight().shape[1:])
+
+    def _apply(self, x: Tensor) -> Tensor:
+        return self._convolve(x, self.weight())
+
+    def _magnitude(self, x: Tensor) -> Tensor:
+        return self._convolve(x, self.weight().abs())
+
+    def _convolve(self, x: Tensor, weight: Tensor) -> Tensor:
+        convolve = _CONV[len(self.stride)]
+        return convolve(x, weight, None, self.stride, self.padding, self.dilation, self.groups)
+
+    def _adjoint(self, y: Tensor) -> Tensor:
+        weight = self.weight()
+        remainder = tuple(
+            size - ((out - 1) * s - 2 * p + d * (k - 1) + 1)
+            for size, out, s, p, d, k in zip(
+                self.in_shape[1:],
+                self.out_shape[1:],
+                self.stride,
+                self.padding,
+                self.dilation,
+                weight.shape[2:],
+                strict=True,
+            )
+        )
+        transpose = _CONV_TRANSPOSE[len(self.stride)]
+        return transpose(y, weight, None, self.stride, self.padding, remainder, self.groups, self.dilation)
+
+
+@dataclass(frozen=True)
+class TransposedConvolution(LinearOp):
+    """Transposed convolution; its adjoint is the convolution with the same weight, cropped to the input size."""
+
+    weight: Live
+    in_shape: Shape
+    out_shape: Shape
+    stride: Shape
+    padding: Shape
+    output_padding: Shape
+    dilation: Shape
+    groups: int
+
+    @property
+    def terms(self) -> int:  # type: ignore[override]
+        shape = self.weight().shape
+        return shape[0] // self.groups * prod(shape[2:])
+
+    def _apply(self, x: Tensor) -> Tensor:
+        return self._convolve(x, self.weight())
+
+    def _magnitude(self, x: Tensor) -> Tensor:
+        return self._convolve(x, self.weight().abs())
+
+    def _convolve(self, x: Tensor, weight: Tensor) -> Tensor:
+        transpose = _CONV_TRANSPOSE[len(self.stride)]
+        return transpose(x, weight, None, self.stride, self.padding, self.output_padding, self.groups, self.dilation)
+
+    def _adjoint(self, y: Tensor) -> Tensor:
+        convolve = _CONV[len(self.stride)]
+        x = convolve(y, self.weight(), None, self.stride, self.padding, self.dilation, self.groups)
+        crop = (slice(None), slice(None), *(slice(size) for size in self.in_shape[1:]))
+        return x[crop]
+
+
+@dataclass(frozen=True)
+class Embed(LinearOp):
+    """Places a block among zeros along one axis: the part of a concatenation that belongs to one input."""
+
+    in_shape: Shape
+    out_shape: Shape
+    axis: int
+    offset: int
+    terms: int = 0
+
+    def _apply(self, x: Tensor) -> Tensor:
+        after = self.out_shape[self.axis] - self.offset - self.in_shape[self.axis]
+        trailing = len(self.in_shape) - 1 - self.axis
+        return F.pad(x, (0, 0) * trailing + (self.offset, after))
+
+    def _adjoint(self, y: Tensor) -> Tensor:
+        return y.narrow(self.axis + 1, self.offset, self.in_shape[self.axis])
+
+    def _magnitude(self, x: Tensor) -> Tensor:
+        return self._apply(x)
+
+
+@dataclass(frozen=True)
+class Function(LinearOp):
+    """Any linear function of a batch; the adjoint comes from automatic differentiation.
+
+    Used where torch's own function already is the linear map (pooling, padding, slicing, …), and for rules that users
+    register. `terms` counts the products per output; `nonnegative` says that all entries of the matrix are ≥ 0, so
+    that |A| = A. Without both, rounding errors of the operation cannot be bounded.
+    """
+
+    function: Callable[[Tensor], Tensor]
+    in_shape: Shape
+    out_shape: Shape
+    terms: int = -1
+    nonnegative: bool = False
+
+    def _apply(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+    def _adjoint(self, y: Tensor) -> Tensor:
+        with torch.enable_grad():
+            x = torch.zeros(y.shape[0], *self.in_shape, dtype=y.dtype, device=y.device, requires_grad=True)
+            out = self.function(x)
+        wants_graph = torch.is_grad_enabled()
+        (gradient,) = torch.autograd.grad(out, x, y, create_graph=wants_graph)
+        return gradient
+
+    def _magnitude(self, x: Tensor) -> Tensor:
+        if not self.nonnegative:
+            raise NotImplementedError
+        return self._apply(x)
+
+    def check(self, dtype: torch.dtype, device: torch.device) -> str | None:
+        """What is wrong with `function` as a linear map of independent rows; None if nothing was found."""
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(3, *self.in_shape, generator=generator).to(device, dtype)
+        x[1] = 0
+        with torch.no_grad():
+            y, sums = self.function(x), self.function(torch.cat([2 * x[2:], x[2:] + x[:1]]))
+        if tuple(y.shape) != (3, *self.out_shape):
+            return f"maps a batch of 3 to the shape {tuple(y.shape)}, expected {(3, *self.out_shape)}"
+        if y[1].count_nonzero() > 0:
+            return "does not map zero to zero, or mixes the rows of a batch"
+        expected = torch.stack([2 * y[2], y[2] + y[0]])
+        return None if torch.allclose(sums, expected, rtol=1e-3, atol=1e-4) else "is not linear"

@@ -1,0 +1,6 @@
+"""Rules: one torch operation → linear operations or a slope interval."""
+
+from lipcert.network.rules import activation, affine, shape
+from lipcert.network.rules.registry import Call, Constant, Input, Refusal, Sum, find_rule, register_rule
+
+__all__ = ["Call", "Constant", "Input", "Refusal", "Sum", "activation", "affine", "find_rule", "register_rule", "shape"]

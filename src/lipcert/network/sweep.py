@@ -1,0 +1,167 @@
+"""All maps B_ji of a network in one batch (the paper's Algorithm 2, for any DAG).
+
+A *pair* (j, i) stands for B_ji, the linear map from the output of site i to the input of site j. One row of the batch
+travels for each pair; a node carries the rows of the pairs whose paths lead through it, so a sweep calls every linear
+operation once, however many pairs there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lipcert.network.linear import LinearOp
+from lipcert.network.normal_form import Network
+
+Pair = tuple[int, int]
+
+
+class Sweep:
+    """The schedule for the pairs (j, i), i < j ≤ last, that a linear path joins.
+
+    `passing[i]` says whether site i lets linear paths through (c_i ≠ 0). `starts[i]` lists the pairs that begin at
+    site i and `ends[j]` those that end at site j, in the order of the rows of the corresponding tensors; `pairs` lists
+    all, by j, then i.
+    """
+
+    def __init__(self, network: Network, passing: Sequence[bool], last: int) -> None:
+        self.network = network
+        after, before = network.reach(passing)
+        sites = network.sites
+        self.pairs: list[Pair] = [(j, i) for j in range(1, last + 1) for i in range(j) if sites[j].source in after[i]]
+        self.starts = {i: rows for i in range(last) if (rows := [p for p in self.pairs if p[1] == i])}
+        self.ends = {j: rows for j in range(1, last + 1) if (rows := [p for p in self.pairs if p[0] == j])}
+        carried = [
+            [(j, i) for j, i in self.pairs if v in after[i] and v in before[j - 1]] for v in range(len(network.nodes))
+        ]
+        self._position = [{pair: k for k, pair in enumerate(rows)} for rows in carried]
+        self._start_rows = {i: self._rows(sites[i].output, rows) for i, rows in self.starts.items()}
+        self._ends_at: list[list[tuple[int, _Rows]]] = [[] for _ in network.nodes]
+        for j, rows in self.ends.items():
+            self._ends_at[sites[j].source].append((j, self._rows(sites[j].source, rows)))
+        self._links = [self._links_into(v, passing) for v in range(len(network.nodes))]
+        self._place_forward, self._place_adjoint = self._placements()
+
+    def forward(self, starts: dict[int, Tensor], centres: Sequence[float | Tensor]) -> dict[int, Tensor]:
+        """B_ji x_ji for all pairs: from the rows of x at each start site i to the rows of B x at each end site j."""
+        values: dict[int, Tensor] = {}
+        ends: dict[int, Tensor] = {}
+        for v in range(len(self.network.nodes)):
+            if not self._position[v]:
+                continue
+            parts = [_apply(link, link.take.select(values[link.source]), centres) for link in self._links[v]]
+            site = self.network.site_of_output.get(v)
+            if site in self._start_rows:
+                parts.append(starts[site])
+            values[v] = self._place_forward[v].assemble(parts)
+            for j, rows in self._ends_at[v]:
+                ends[j] = rows.select(values[v])
+        return ends
+
+    def adjoint(self, ends: dict[int, Tensor], centres: Sequence[float | Tensor]) -> dict[int, Tensor]:
+        """B_jiᵀ y_ji for all pairs: from the rows of y at each end site j to the rows of Bᵀy at each start site i."""
+        parts: list[list[Tensor]] = [[] for _ in self.network.nodes]
+        starts: dict[int, Tensor] = {}
+        for v in reversed(range(len(self.network.nodes))):
+            if not self._position[v]:
+                continue
+            y = self._place_adjoint[v].assemble([ends[j] for j, _ in self._ends_at[v]] + parts[v])
+            parts[v] = []
+            site = self.network.site_of_output.get(v)
+            if site in self._start_rows:
+                starts[site] = self._start_rows[site].select(y)
+            for link in self._links[v]:
+                parts[link.source].append(_adjoint(link, link.put.select(y), centres))
+        return starts
+
+    def _links_into(self, v: int, passing: Sequence[bool]) -> list[_Link]:
+        site = self.network.site_of_output.get(v)
+        incoming: list[tuple[int, LinearOp | int]]
+        if site is None:
+            incoming = [(edge.source, edge.op) for edge in self.network.nodes[v].edges]
+        else:
+            incoming = [(self.network.sites[site].source, site)] if site > 0 and passing[site] else []
+        links = []
+        for u, through in incoming:
+            if common := [pair for pair in self._position[u] if pair in self._position[v]]:
+                links.append(_Link(u, through, self._rows(u, common), self._rows(v, common)))
+        return links
+
+    def _placements(self) -> tuple[list[_Placement], list[_Placement]]:
+        """Where the parts of a node go, in the order in which `forward` and `adjoint` produce them."""
+        size = len(self.network.nodes)
+        into: list[list[_Rows]] = [[link.put for link in links] for links in self._links]
+        for i, rows in self._start_rows.items():
+            into[self.network.sites[i].output].append(rows)
+        back: list[list[_Rows]] = [[rows for _, rows in self._ends_at[v]] for v in range(size)]
+        for v in reversed(range(size)):
+            for link in self._links[v]:
+                back[link.source].append(link.take)
+        counts = [len(position) for position in self._position]
+        return [_Placement(into[v], counts[v]) for v in range(size)], [
+            _Placement(back[v], counts[v]) for v in range(size)
+        ]
+
+    def _rows(self, v: int, pairs: list[Pair]) -> _Rows:
+        return _Rows([self._position[v][pair] for pair in pairs], len(self._position[v]))
+
+
+class _Rows:
+    """Some of the rows that a node carries; a view of the batch where they are consecutive."""
+
+    def __init__(self, positions: list[int], size: int) -> None:
+        self.positions = positions
+        self._index = torch.tensor(positions)
+        self._all = positions == list(range(size))
+        consecutive = positions == list(range(positions[0], positions[0] + len(positions)))
+        self._slice = slice(positions[0], positions[-1] + 1) if consecutive else None
+
+    def select(self, value: Tensor) -> Tensor:
+        if self._all:
+            return value
+        return value[self._slice] if self._slice else value.index_select(0, self._index.to(value.device))
+
+
+class _Placement:
+    """Assembles the rows of a node from parts: rows given twice add up, rows not given are zero."""
+
+    def __init__(self, parts: list[_Rows], size: int) -> None:
+        positions = [k for rows in parts for k in rows.positions]
+        self.size = size
+        self._exact = sorted(positions) == list(range(size))
+        self._ordered = positions == list(range(size))
+        self._same = all(rows.positions == list(range(size)) for rows in parts)
+        order = sorted(range(len(positions)), key=positions.__getitem__) if self._exact else positions
+        self._index = torch.tensor(order, dtype=torch.long)
+
+    def assemble(self, parts: list[Tensor]) -> Tensor:
+        if self._same:
+            return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+        stacked = torch.cat(parts)
+        if self._ordered:
+            return stacked
+        index = self._index.to(stacked.device)
+        if self._exact:
+            return stacked.index_select(0, index)
+        return stacked.new_zeros(self.size, *stacked.shape[1:]).index_add(0, index, stacked)
+
+
+@dataclass(frozen=True)
+class _Link:
+    """Rows that travel into a node: out of `source`, through an operation or, for an int, through that site."""
+
+    source: int
+    through: LinearOp | int
+    take: _Rows
+    put: _Rows
+
+
+def _apply(link: _Link, x: Tensor, centres: Sequence[float | Tensor]) -> Tensor:
+    return centres[link.through] * x if isinstance(link.through, int) else link.through.apply(x)
+
+
+def _adjoint(link: _Link, y: Tensor, centres: Sequence[float | Tensor]) -> Tensor:
+    return centres[link.through] * y if isinstance(link.through, int) else link.through.adjoint(y)

@@ -1,0 +1,295 @@
+"""From a PyTorch module to the normal form, by torch.fx."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from lipcert.errors import ShapeError, TrainingModeError, UnsupportedError, UnsupportedNode
+from lipcert.network.linear import Function, Identity, LinearOp, Shape
+from lipcert.network.normal_form import Edge, Network, Node, Site
+from lipcert.network.rules import Call, Constant, Input, Refusal, Sum, find_rule
+from lipcert.network.slopes import Slope
+
+_HOOKS = (
+    "it has forward hooks, which may change what it computes; remove them "
+    "(torch.nn.utils.parametrizations replaces the old weight_norm and spectral_norm)"
+)
+_DEFAULT_REMEDY = "register a rule with @lipcert.register_rule, or rewrite it with supported operations"
+
+
+def trace(model: nn.Module, input_shape: Shape, *, training: bool = False) -> Network:
+    """Trace a model into a `Network` that shares the model's parameters.
+
+    Args:
+        model: any feed-forward module whose forward takes one tensor.
+        input_shape: shape of one input, without the batch axis.
+        training: accept BatchNorm and Dropout in training mode and treat them as in eval mode.
+
+    Raises:
+        UnsupportedError: lists every operation without a rule, with its remedy.
+        TrainingModeError: BatchNorm or Dropout is in training mode.
+        ShapeError: the model does not accept inputs of this shape.
+    """
+    input_shape = tuple(int(n) for n in input_shape)
+    was_training = {module for module in model.modules() if module.training} if not training else set()
+    with _eval_mode(model):
+        graph = _trace_graph(model)
+        return _Builder(graph, model, input_shape, was_training).build(input_shape)
+
+
+@contextmanager
+def _eval_mode(model: nn.Module) -> Iterator[None]:
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+class _Tracer(fx.Tracer):
+    """Modules with a rule, and torch's own, are single operations; everything else is looked into."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        if find_rule(m) is not None:
+            return True
+        return super().is_leaf_module(m, module_qualified_name)
+
+
+def _trace_graph(model: nn.Module) -> fx.GraphModule:
+    if find_rule(model) is not None:  # a bare layer
+        model = nn.Sequential(model)
+    try:
+        return fx.GraphModule(model, _Tracer().trace(model))
+    except UnsupportedError:
+        raise
+    except Exception as error:  # torch.fx raises whatever the model's Python code raises on a proxy
+        remedy = "torch.fx cannot follow its forward; write it without control flow that depends on values"
+        raise UnsupportedError([UnsupportedNode(type(model).__name__, "torch.fx", f"{remedy} ({error})")]) from error
+
+
+class _TensorShape(tuple[int, ...]):
+    """The shape of a result that is a tensor; other results are recorded as they are."""
+
+
+class _Shapes(fx.Interpreter):
+    """Runs the graph and records what every node returns: the shape of a tensor, any other value itself.
+
+    In-place operations work on a copy, as the normal form understands them; `faithful` says whether that is what the
+    model does.
+    """
+
+    def __init__(self, graph: fx.GraphModule, input_shape: Shape, batch: int) -> None:
+        super().__init__(graph)
+        self.results: dict[fx.Node, Any] = {}
+        generator = torch.Generator().manual_seed(batch)
+        dtype, device = _type_of(graph)
+        x = torch.randn(batch, *input_shape, generator=generator).to(device, dtype)
+        try:
+            output, expected = self.run(x.clone()), graph(x.clone())
+        except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError) as error:
+            reason = str(error).split("\n\nWhile executing")[0].strip().splitlines()[0]
+            raise ShapeError(
+                f"the model does not accept inputs of shape {input_shape} (one input, without the batch axis): {reason}"
+            ) from error
+        self.faithful = not isinstance(output, Tensor) or torch.allclose(
+            output, expected, rtol=1e-3, atol=1e-4, equal_nan=True
+        )
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        self.results[n] = _TensorShape(result.shape) if isinstance(result, Tensor) else result
+        return result
+
+    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
+        return super().call_module(target, *_copies(args, kwargs))
+
+    def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
+        return super().call_method(target, *_copies(args, kwargs))
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        return super().call_function(target, *_copies(args, kwargs))
+
+
+def _copies(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    copied: tuple[Any, Any] = torch.utils._pytree.tree_map_only(Tensor, torch.clone, (args, kwargs))
+    return copied
+
+
+def _type_of(model: nn.Module) -> tuple[torch.dtype, torch.device]:
+    tensors = (*model.parameters(), *model.buffers())
+    like = next((t for t in tensors if t.is_floating_point()), torch.zeros(()))
+    return like.dtype, like.device
+
+
+class _Builder:
+    """Walks the graph once, applies the rules, collects everything that has none."""
+
+    def __init__(self, graph: fx.GraphModule, model: nn.Module, input_shape: Shape, training: set[nn.Module]) -> None:
+        self.graph = graph
+        self.model = model
+        self.training = training
+        first, second = (_Shapes(graph, input_shape, batch) for batch in (2, 3))
+        self.results, self.results_other = first.results, second.results
+        self.faithful = first.faithful and second.faithful
+        self.dtype, self.device = _type_of(model)
+        self.nodes: list[Node] = []
+        self.sites: list[Site] = []
+        self.values: dict[fx.Node, Input] = {}
+        self.unsupported: list[UnsupportedNode] = []
+
+    def build(self, input_shape: Shape) -> Network:
+        output: Input | None = None
+        for node in self.graph.graph.nodes:
+            if node.op == "placeholder":
+                self._placeholder(node, input_shape)
+            elif node.op == "output":
+                output = self._output(node)
+            elif self._is_tensor(node) and any(source in self.values for source in node.all_input_nodes):
+                self._operation(node)
+        if not self.faithful:
+            remedy = "an in-place operation changes a tensor that is used elsewhere too; use the out-of-place version"
+            self.unsupported.append(UnsupportedNode(type(self.model).__name__, "in-place", remedy))
+        if self.unsupported:
+            raise UnsupportedError(self.unsupported)
+        assert output is not None
+        self.sites.append(Site("output", output.source, -1))
+        return Network(tuple(self.nodes), tuple(self.sites), self.dtype, self.device)
+
+    def _placeholder(self, node: fx.Node, input_shape: Shape) -> None:
+        if self.values:
+            if not node.args:
+                self._refuse(
+                    node,
+                    "the model takes more than one input; fix the others with functools.partial or a wrapper module",
+                )
+            return
+        self.sites.append(Site("input", -1, 0))
+        self.values[node] = self._add(Node("input", input_shape))
+
+    def _output(self, node: fx.Node) -> Input | None:
+        result = node.args[0]
+        if not isinstance(result, fx.Node) or result not in self.values:
+            if not self.unsupported:
+                self._refuse(node, "the model must return one tensor that depends on its input")
+            return None
+        value = self.values[result]
+        if value.source in {site.output for site in self.sites}:  # the output site needs a linear node of its own
+            value = self._add(Node("output", value.shape, (Edge(value.source, Identity(value.shape)),)))
+        return value
+
+    def _operation(self, node: fx.Node) -> None:
+        first, other = self.results[node], self.results_other[node]
+        if not first or first[0] != 2 or other[0] != 3 or first[1:] != other[1:]:
+            self._refuse(node, "it does not keep the batch axis in front")
+            self.values[node] = Input(0, first[1:])
+            return
+        call = self._call(node, first[1:])
+        rule, kind = self._rule(node)
+        try:
+            if call.module is not None and (call.module._forward_hooks or call.module._forward_pre_hooks):
+                raise Refusal(_HOOKS)
+            if rule is None:
+                raise Refusal(_DEFAULT_REMEDY)
+            self.values[node] = self._apply(call, rule(call, *call.args, **call.kwargs))
+        except (Refusal, TypeError) as error:
+            remedy = str(error) if isinstance(error, Refusal) else f"{_DEFAULT_REMEDY} ({error})"
+            self.unsupported.append(UnsupportedNode(call.name, kind, remedy))
+            self.values[node] = Input(0, first[1:])
+        except TrainingModeError:
+            if self.unsupported:
+                raise UnsupportedError(self.unsupported) from None
+            raise
+
+    def _apply(self, call: Call, result: Any) -> Input:
+        """Append what a rule returned to the network."""
+        if isinstance(result, Input):
+            return result
+        if isinstance(result, Slope):
+            source = call.inputs[0]
+            value = self._add(Node(call.name, call.out_shape))
+            self.sites.append(Site(call.name, source.source, value.source, result))
+            return value
+        terms = (
+            result.terms
+            if isinstance(result, Sum)
+            else [(call.inputs[0], [result] if isinstance(result, LinearOp) else result)]
+        )
+        edges = tuple(self._edge(call, source, chain) for source, chain in terms)
+        return self._add(Node(call.name, call.out_shape, edges))
+
+    def _edge(self, call: Call, source: Input, chain: Any) -> Edge:
+        """The last operation of a chain as an edge; the ones before it become nodes."""
+        for op in chain:
+            if isinstance(op, Function) and (problem := op.check(self.dtype, self.device)) is not None:
+                raise Refusal(f"its rule gives a linear operation that {problem}")
+        *inner, last = chain or [Identity(source.shape)]
+        for op in inner:
+            source = self._add(Node(call.name, op.out_shape, (Edge(source.source, op),)))
+        return Edge(source.source, last)
+
+    def _call(self, node: fx.Node, out_shape: Shape) -> Call:
+        module = self.graph.get_submodule(str(node.target)) if node.op == "call_module" else None
+        invoke: Any = module or (node.target if node.op == "call_function" else _method(str(node.target)))
+        args, kwargs = fx.map_arg(node.args, self._resolve), fx.map_arg(node.kwargs, self._resolve)
+        training = (module or self.model) in self.training
+        return Call(self._name(node), module, invoke, tuple(args), kwargs, out_shape, training)
+
+    def _name(self, node: fx.Node) -> str:
+        """The qualified name of a module, or of a function call within the module that makes it."""
+        if node.op == "call_module":
+            return str(node.target)
+        owners = list((node.meta.get("nn_module_stack") or {}).values())
+        return f"{owners[-1][0]}.{node.name}" if owners and owners[-1][0] else node.name
+
+    def _rule(self, node: fx.Node) -> tuple[Any, str]:
+        if node.op == "call_module":
+            module = self.graph.get_submodule(str(node.target))
+            return find_rule(module), type(module).__name__
+        if node.op == "call_method":
+            return find_rule(str(node.target)), f"Tensor.{node.target}"
+        target: Any = node.target
+        return find_rule(target), getattr(target, "__name__", str(target))
+
+    def _resolve(self, node: fx.Node) -> Any:
+        if node in self.values:
+            return self.values[node]
+        return Constant(lambda: self._read(node)) if self._is_tensor(node) else self.results[node]
+
+    def _read(self, node: fx.Node) -> Any:
+        """The present value of a node that does not depend on the network's input."""
+        if not self._is_tensor(node):
+            return self.results[node]
+        if node.op == "get_attr":
+            return operator.attrgetter(str(node.target))(self.graph)
+        args, kwargs = fx.map_arg(node.args, self._read), fx.map_arg(node.kwargs, self._read)
+        if node.op == "call_module":
+            return self.graph.get_submodule(str(node.target))(*args, **kwargs)
+        function: Any = node.target if node.op == "call_function" else _method(str(node.target))
+        return function(*args, **kwargs)
+
+    def _is_tensor(self, node: fx.Node) -> bool:
+        return isinstance(self.results[node], _TensorShape)
+
+    def _refuse(self, node: fx.Node, remedy: str) -> None:
+        kind = str(node.target) if node.op in ("call_method", "output", "placeholder") else self._rule(node)[1]
+        self.unsupported.append(UnsupportedNode(self._name(node), kind, remedy))
+
+    def _add(self, node: Node) -> Input:
+        self.nodes.append(node)
+        return Input(len(self.nodes) - 1, node.shape)
+
+
+def _method(name: str) -> Any:
+    def call(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return getattr(x, name)(*args, **kwargs)
+
+    return call

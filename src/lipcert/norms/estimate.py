@@ -1,0 +1,58 @@
+"""Estimates of ‖B_ji‖ by warm-started power iteration: they approach the norms from below."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lipcert.network.sweep import Sweep
+
+Vectors = dict[int, Tensor]
+"""For each start site, one row per pair that begins there."""
+
+
+def random_vectors(sweep: Sweep, seed: int) -> Vectors:
+    """Unit vectors in random directions, reproducible from the seed."""
+    network = sweep.network
+    generator = torch.Generator().manual_seed(seed)
+    vectors = {}
+    for i, pairs in sweep.starts.items():
+        shape = network.nodes[network.sites[i].output].shape
+        x = torch.randn(len(pairs), *shape, generator=generator)
+        vectors[i] = (x / row_norms(x, keepdim=True)).to(network.device, network.dtype)
+    return vectors
+
+
+@torch.no_grad()
+def power_iterate(sweep: Sweep, vectors: Vectors, centres: Sequence[float | Tensor], iterations: int) -> Vectors:
+    """x ← BᵀBx / ‖BᵀBx‖ for all pairs at once; a row that B maps to zero stays as it is."""
+    for _ in range(iterations):
+        pulled = sweep.adjoint(sweep.forward(vectors, centres), centres)
+        vectors = {i: _normalised(pulled[i], vectors[i]) for i in vectors}
+    return vectors
+
+
+def estimate_norms(sweep: Sweep, vectors: Vectors, centres: Sequence[float | Tensor]) -> Tensor:
+    """‖B_ji x_ji‖ for all pairs, in the order of `sweep.pairs`.
+
+    Differentiable in the weights: at a top right singular vector v with left singular vector u, the derivative of
+    ‖Bv‖ for fixed v is uᵀ(dB)v, which is the derivative of the norm.
+    """
+    ends = sweep.forward(vectors, centres)
+    return torch.cat([row_norms(ends[j]) for j in sorted(ends)])
+
+
+def row_norms(x: Tensor, keepdim: bool = False) -> Tensor:
+    """The l2 norm of every row, with gradient zero (not NaN) at zero."""
+    flat = x.flatten(1)
+    squares = flat.square().sum(1)
+    safe = torch.where(squares > 0, squares, torch.ones_like(squares))
+    norms = torch.where(squares > 0, safe.sqrt(), torch.zeros_like(squares))
+    return norms.reshape(-1, *(1,) * (x.dim() - 1)) if keepdim else norms
+
+
+def _normalised(x: Tensor, fallback: Tensor) -> Tensor:
+    scale = row_norms(x, keepdim=True)
+    return torch.where(scale > 0, x / torch.where(scale > 0, scale, torch.ones_like(scale)), fallback)
