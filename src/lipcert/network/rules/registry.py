@@ -139,7 +139,7 @@ def find_rule(key: Key | nn.Module) -> Rule | None:
         return _RULES.get(key)
     for parent in type(key).__mro__:
         if parent in _RULES:
-            return _RULES[parent] if type(key).forward is parent.__dict__.get("forward", type(key).forward) else None
+            return _RULES[parent] if type(key).forward is getattr(parent, "forward", None) else None
     return None
 
 

@@ -24,7 +24,8 @@ def reshape(call: Call, *args: Any, **kwargs: Any) -> Result:
 
 
 @register_rule(
-    torch.permute, torch.transpose, torch.swapaxes, torch.movedim, torch.flip, torch.narrow, torch.roll, operator.getitem,
+    torch.permute, torch.transpose, torch.swapaxes, torch.movedim, torch.flip, torch.narrow, torch.roll,
+    operator.getitem,
     F.pixel_shuffle, F.pixel_unshuffle, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle, F.channel_shuffle,
     nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d, nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReflectionPad3d,
     nn.ReplicationPad1d, nn.ReplicationPad2d, nn.ReplicationPad3d, nn.CircularPad1d, nn.CircularPad2d, nn.CircularPad3d,
