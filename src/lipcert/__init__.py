@@ -1,20 +1,28 @@
 """Certified robustness of PyTorch classifiers: LipLT Lipschitz bounds and what follows from them."""
 
 from lipcert import errors
+from lipcert.bounds.bound import Bound
+from lipcert.bounds.certified import bound
 from lipcert.bounds.estimator import Estimate, Estimator
+from lipcert.certificate import Certificates, CertifiedClassifier, certify
 from lipcert.errors import LipcertError, UnsupportedError
 from lipcert.network import Call, Network, Slope, register_rule, trace
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Bound",
     "Call",
+    "Certificates",
+    "CertifiedClassifier",
     "Estimate",
     "Estimator",
     "LipcertError",
     "Network",
     "Slope",
     "UnsupportedError",
+    "bound",
+    "certify",
     "errors",
     "register_rule",
     "trace",

@@ -40,6 +40,10 @@ class ShapeError(LipcertError):
     """A tensor or an input shape does not fit the model."""
 
 
+class LabelError(LipcertError):
+    """Labels are not one class per input."""
+
+
 class NonFiniteError(LipcertError):
     """Weights, inputs or results contain NaN or infinity."""
 
@@ -52,8 +56,16 @@ class OptionError(LipcertError):
     """An option has a value that does not exist."""
 
 
+class BoundError(LipcertError):
+    """A bound does not belong to the model it is used with, or its file is damaged."""
+
+
 class ModelError(LipcertError):
     """A model or its weights could not be loaded."""
+
+
+class DataError(LipcertError):
+    """A data set, a data file or labels are missing, damaged or not what their name says."""
 
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:

@@ -74,7 +74,9 @@ class Estimator(nn.Module):
         if target != "network":
             _ = self.network.classes
         sites = self.network.sites[:-1]
-        self._passing = [method == "liplt" and site.slope is not None and site.slope.shifts for site in sites]
+        self._passing = [
+            method == "liplt" and site.slope is not None and site.slope.shifts(self.norm) for site in sites
+        ]
         self._sweep = Sweep(self.network, self._passing, len(sites) if target == "network" else len(sites) - 1)
         if self.norm == 2.0:
             for i, x in random_vectors(self._sweep, seed).items():
@@ -127,7 +129,7 @@ class Estimator(nn.Module):
         vectors: Vectors = {i: self.get_buffer(f"vectors_{i}") for i in self._sweep.starts}
         vectors = power_iterate(self._sweep, vectors, centres, self.power_iterations)
         norms = estimate_norms(self._sweep, vectors, centres)
-        if bool(torch.isfinite(norms).all()):
+        if self.power_iterations > 0 and bool(torch.isfinite(norms).all()):
             for i, x in vectors.items():
                 self.get_buffer(f"vectors_{i}").copy_(x)
         return norms

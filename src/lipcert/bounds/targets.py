@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from lipcert.norms.estimate import row_norms
 
@@ -68,8 +69,8 @@ class _PairDistances(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> Tensor:
-        rows = rows - rows.mean(0, keepdim=True)
-        gram = rows @ rows.T
+        centred = rows - rows.mean(0, keepdim=True)
+        gram = centred @ centred.T
         squares = gram.diagonal()
         scale = squares[:, None] + squares[None, :]
         distances = (scale - 2 * gram).clamp(min=0)
@@ -85,6 +86,7 @@ class _PairDistances(torch.autograd.Function):
         return distances
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
         rows, distances = ctx.saved_tensors
         weights = torch.where(distances > 0, (gradient + gradient.T) / distances, torch.zeros_like(distances))

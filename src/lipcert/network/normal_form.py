@@ -7,16 +7,16 @@ the input of site j.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from lipcert.errors import OptionError
-from lipcert.network.linear import LinearOp, Shape
+from lipcert.network.linear import LinearOp, Live, Shape
 from lipcert.network.slopes import Slope
 
 
@@ -35,6 +35,8 @@ class Node:
     name: str
     shape: Shape
     edges: tuple[Edge, ...] = ()
+    offset: Live | None = None
+    """Magnitude of the constants that the operation adds, for one input; None if there are none."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,9 @@ class Network:
     sites: tuple[Site, ...]
     dtype: torch.dtype
     device: torch.device
+    graph: fx.GraphModule = field(repr=False)
+    produced: Mapping[fx.Node, int] = field(repr=False)
+    """The traced graph, for running the model itself, and the node of the normal form that each of its nodes is."""
 
     @property
     def depth(self) -> int:
@@ -121,27 +126,25 @@ class Network:
         return after, before
 
     def pullback(self, seed: Tensor, centres: Sequence[float | Tensor]) -> list[Tensor | None]:
-        """B_{n+1,i}ᵀ y for every row y of `seed`, for i = 0..n: one adjoint pass from the output.
+        """B_{n+1,i}ᵀ y for every row y of `seed`, for i = 0..n: one adjoint pass from the output."""
+        return self.pull(self.depth + 1, seed, centres)
 
-        None where no linear path leads from site i to the output.
-        """
-        return self._pull({self.sites[-1].source: seed}, centres)
-
-    def _pull(self, seeds: dict[int, Tensor], centres: Sequence[float | Tensor]) -> list[Tensor | None]:
-        values: dict[int, Tensor] = dict(seeds)
+    def pull(self, site: int, seed: Tensor, centres: Sequence[float | Tensor]) -> list[Tensor | None]:
+        """B_{site,i}ᵀ y for every row y of `seed`, for i = 0..n; None where no linear path leads from site i."""
+        values: dict[int, Tensor] = {self.sites[site].source: seed}
         pulled: list[Tensor | None] = [None] * (self.depth + 1)
         for v in reversed(range(len(self.nodes))):
             y = values.pop(v, None)
             if y is None:
                 continue
-            site = self.site_of_output.get(v)
-            if site is None:
+            index = self.site_of_output.get(v)
+            if index is None:
                 for edge in self.nodes[v].edges:
                     _accumulate(values, edge.source, edge.op.adjoint(y))
                 continue
-            pulled[site] = y
-            if site > 0 and not _is_zero(centres[site]):
-                _accumulate(values, self.sites[site].source, centres[site] * y)
+            pulled[index] = y
+            if index > 0 and not _is_zero(centres[index]):
+                _accumulate(values, self.sites[index].source, centres[index] * y)
         return pulled
 
     def push(self, site: int, x: Tensor, centres: Sequence[float | Tensor]) -> list[Tensor | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import inf, nextafter, sqrt
+from math import exp, inf, nextafter, sqrt
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,8 @@ class Slope:
 
     A learned slope (PReLU) is given by a function that reads it; its interval is the hull over the channels.
 
-    `ulps` bounds the rounding error of torch's implementation in units in the last place of the result.
+    `ulps` bounds the rounding error of torch's implementation in units in the last place of the result
+    or of slope times input, whichever is larger, and `absolute` adds a fixed error per entry.
     """
 
     alpha: float | Live
@@ -34,6 +35,7 @@ class Slope:
     l1: float = inf
     linf: float = inf
     ulps: float = 0.0
+    absolute: float = 0.0
 
     def interval(self) -> tuple[float | Tensor, float | Tensor]:
         """(alpha, beta) with learned slopes read now, reduced to their hull."""
@@ -57,15 +59,16 @@ class Slope:
         alpha, beta = self.interval()
         return (alpha + beta) / 2, (beta - alpha) / 2
 
-    @property
-    def shifts(self) -> bool:
+    def shifts(self, norm: float = 2.0) -> bool:
         """Whether the centre can differ from zero, so that the loop transformation lets linear paths through."""
+        if not self.elementwise and norm != 2.0:
+            return False
         return not (isinstance(self.alpha, float) and isinstance(self.beta, float) and self.alpha + self.beta == 0)
 
 
 def check_norm(norm: float) -> None:
     """Refuse norms other than l1, l2 and l∞."""
-    check_choice("norm", float(norm), NORMS)
+    check_choice("norm", norm, NORMS)
 
 
 def lipschitz_map(constant: float, l1: float = inf, linf: float = inf, ulps: float = 0.0) -> Slope:
@@ -88,6 +91,11 @@ def elu(alpha: float) -> Slope:
     return Slope(min(alpha, 0.0), max(alpha, 1.0), ulps=4.0)
 
 
+def softplus(beta: float, threshold: float) -> Slope:
+    """Softplus; torch returns the input itself where beta·x exceeds the threshold, which jumps by e^−threshold/beta."""
+    return Slope(0.0, 1.0, ulps=4.0, absolute=exp(-threshold) / beta)
+
+
 _SELU_SLOPE = nextafter(1.0507009873554804934193349852946 * 1.6732632423543772848170429916717, inf)
 
 RELU = Slope(0.0, 1.0)
@@ -104,6 +112,7 @@ SILU = Slope(-0.09983932012887, 1.09983932012887, ulps=8.0)
 MISH = Slope(-0.11252612238947, 1.08849816125173, ulps=8.0)
 HARD_SWISH = Slope(-0.5, 1.5, ulps=4.0)
 SOFTMAX = Slope(0.0, 0.5, elementwise=False, l1=0.5, linf=0.5, ulps=32.0)
+SOFTMIN = Slope(-0.5, 0.0, elementwise=False, l1=0.5, linf=0.5, ulps=32.0)
 SORT = lipschitz_map(1.0, l1=1.0, linf=1.0)
 
 
@@ -113,13 +122,13 @@ def max_pool(
     stride: tuple[int, ...],
     padding: tuple[int, ...],
     dilation: tuple[int, ...],
+    windows: tuple[int, ...],
 ) -> Slope:
     """Max-pooling: l2 constant √(largest number of windows that contain one entry)."""
     overlap = 1
-    for n, k, s, p, d in zip(size, kernel, stride, padding, dilation, strict=True):
+    for n, k, s, p, d, m in zip(size, kernel, stride, padding, dilation, windows, strict=True):
         count = torch.zeros(n + 2 * p + k * d + s, dtype=torch.long)
-        windows = (n + 2 * p - d * (k - 1) - 1) // s + 2  # one more than without ceil_mode
-        for w in range(windows):
+        for w in range(m):
             count[w * s : w * s + d * (k - 1) + 1 : d] += 1
         overlap *= int(count[p : p + n].max())
     return lipschitz_map(

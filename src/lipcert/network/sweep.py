@@ -7,7 +7,7 @@ operation once, however many pairs there are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,18 +20,21 @@ Pair = tuple[int, int]
 
 
 class Sweep:
-    """The schedule for the pairs (j, i), i < j ≤ last, that a linear path joins.
+    """The schedule for the pairs (j, i), i < j ≤ last, that a linear path joins, or for `only` some of them.
 
     `passing[i]` says whether site i lets linear paths through (c_i ≠ 0). `starts[i]` lists the pairs that begin at
     site i and `ends[j]` those that end at site j, in the order of the rows of the corresponding tensors; `pairs` lists
     all, by j, then i.
     """
 
-    def __init__(self, network: Network, passing: Sequence[bool], last: int) -> None:
+    def __init__(
+        self, network: Network, passing: Sequence[bool], last: int, only: Collection[Pair] | None = None
+    ) -> None:
         self.network = network
         after, before = network.reach(passing)
         sites = network.sites
-        self.pairs: list[Pair] = [(j, i) for j in range(1, last + 1) for i in range(j) if sites[j].source in after[i]]
+        joined = [(j, i) for j in range(1, last + 1) for i in range(j) if sites[j].source in after[i]]
+        self.pairs: list[Pair] = joined if only is None else [pair for pair in joined if pair in only]
         self.starts = {i: rows for i in range(last) if (rows := [p for p in self.pairs if p[1] == i])}
         self.ends = {j: rows for j in range(1, last + 1) if (rows := [p for p in self.pairs if p[0] == j])}
         carried = [
@@ -101,52 +104,62 @@ class Sweep:
             for link in self._links[v]:
                 back[link.source].append(link.take)
         counts = [len(position) for position in self._position]
-        return [_Placement(into[v], counts[v]) for v in range(size)], [
-            _Placement(back[v], counts[v]) for v in range(size)
-        ]
+        forward = [_Placement.of(into[v], counts[v]) for v in range(size)]
+        return forward, [_Placement.of(back[v], counts[v]) for v in range(size)]
 
     def _rows(self, v: int, pairs: list[Pair]) -> _Rows:
         return _Rows([self._position[v][pair] for pair in pairs], len(self._position[v]))
 
 
 class _Rows:
-    """Some of the rows that a node carries; a view of the batch where they are consecutive."""
+    """Some of the rows that a node carries, in a given order."""
 
     def __init__(self, positions: list[int], size: int) -> None:
         self.positions = positions
-        self._index = torch.tensor(positions)
-        self._all = positions == list(range(size))
-        consecutive = positions == list(range(positions[0], positions[0] + len(positions)))
-        self._slice = slice(positions[0], positions[-1] + 1) if consecutive else None
+        self._runs = _Placement([list(range(size))], [[(0, k)] for k in positions])
 
     def select(self, value: Tensor) -> Tensor:
-        if self._all:
-            return value
-        return value[self._slice] if self._slice else value.index_select(0, self._index.to(value.device))
+        return self._runs.assemble([value])
 
 
 class _Placement:
-    """Assembles the rows of a node from parts: rows given twice add up, rows not given are zero."""
+    """Assembles rows from parts: rows given by several parts add up, rows given by none are zero.
 
-    def __init__(self, parts: list[_Rows], size: int) -> None:
-        positions = [k for rows in parts for k in rows.positions]
-        self.size = size
-        self._exact = sorted(positions) == list(range(size))
-        self._ordered = positions == list(range(size))
-        self._same = all(rows.positions == list(range(size)) for rows in parts)
-        order = sorted(range(len(positions)), key=positions.__getitem__) if self._exact else positions
-        self._index = torch.tensor(order, dtype=torch.long)
+    Consecutive rows move together, and one concatenation copies everything, whatever its memory format.
+    """
+
+    def __init__(self, parts: list[list[int]], rows: list[list[tuple[int, int]]]) -> None:
+        """`parts[p]` are the rows of part p; `rows[k]` lists the (part, row of that part) that make up row k."""
+        self._segments: list[tuple[list[tuple[int, int]], int]] = []
+        for terms in rows:
+            if self._segments:
+                previous, length = self._segments[-1]
+                if terms == [(part, row + length) for part, row in previous]:
+                    self._segments[-1] = (previous, length + 1)
+                    continue
+            self._segments.append((terms, 1))
+        self._lengths = [len(part) for part in parts]
+
+    @classmethod
+    def of(cls, parts: list[_Rows], size: int) -> _Placement:
+        """The rows 0..size−1 of a node from parts that know their positions in it."""
+        positions = [part.positions for part in parts]
+        return cls(positions, [[(p, at.index(k)) for p, at in enumerate(positions) if k in at] for k in range(size)])
 
     def assemble(self, parts: list[Tensor]) -> Tensor:
-        if self._same:
-            return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
-        stacked = torch.cat(parts)
-        if self._ordered:
-            return stacked
-        index = self._index.to(stacked.device)
-        if self._exact:
-            return stacked.index_select(0, index)
-        return stacked.new_zeros(self.size, *stacked.shape[1:]).index_add(0, index, stacked)
+        pieces = [self._piece(parts, terms, length) for terms, length in self._segments]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+    def _piece(self, parts: list[Tensor], terms: list[tuple[int, int]], length: int) -> Tensor:
+        if not terms:
+            return torch.zeros_like(parts[0][:1]).expand(length, *parts[0].shape[1:])
+        slices = [
+            parts[part] if length == self._lengths[part] else parts[part][row : row + length] for part, row in terms
+        ]
+        total = slices[0]
+        for piece in slices[1:]:
+            total = total + piece
+        return total
 
 
 @dataclass(frozen=True)

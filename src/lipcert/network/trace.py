@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from lipcert.errors import ShapeError, TrainingModeError, UnsupportedError, UnsupportedNode
-from lipcert.network.linear import Function, Identity, LinearOp, Shape
+from lipcert.network.linear import Function, Identity, LinearOp, Live, Scale, Shape
 from lipcert.network.normal_form import Edge, Network, Node, Site
 from lipcert.network.rules import Call, Constant, Input, Refusal, Sum, find_rule
 from lipcert.network.slopes import Slope
@@ -37,10 +37,16 @@ def trace(model: nn.Module, input_shape: Shape, *, training: bool = False) -> Ne
         ShapeError: the model does not accept inputs of this shape.
     """
     input_shape = tuple(int(n) for n in input_shape)
+    if find_rule(model) is None and _has_hooks(model):
+        raise UnsupportedError([UnsupportedNode(type(model).__name__, "hooks", _HOOKS)])
     was_training = {module for module in model.modules() if module.training} if not training else set()
     with _eval_mode(model):
         graph = _trace_graph(model)
         return _Builder(graph, model, input_shape, was_training).build(input_shape)
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 @contextmanager
@@ -58,6 +64,8 @@ def _eval_mode(model: nn.Module) -> Iterator[None]:
 class _Tracer(fx.Tracer):
     """Modules with a rule, and torch's own, are single operations; everything else is looked into."""
 
+    proxy_buffer_attributes = True  # what the model computes from its buffers is computed again when it is read
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         if find_rule(m) is not None:
             return True
@@ -68,12 +76,17 @@ def _trace_graph(model: nn.Module) -> fx.GraphModule:
     if find_rule(model) is not None:  # a bare layer
         model = nn.Sequential(model)
     try:
-        return fx.GraphModule(model, _Tracer().trace(model))
+        graph = fx.GraphModule(model, _Tracer().trace(model))
     except UnsupportedError:
         raise
     except Exception as error:  # torch.fx raises whatever the model's Python code raises on a proxy
         remedy = "torch.fx cannot follow its forward; write it without control flow that depends on values"
         raise UnsupportedError([UnsupportedNode(type(model).__name__, "torch.fx", f"{remedy} ({error})")]) from error
+    others = [node for node in graph.graph.nodes if node.op == "placeholder"][1:]
+    remedy = "the model takes more than one input; fix the others with functools.partial or a wrapper module"
+    if required := [str(node.target) for node in others if not node.args and not str(node.target).startswith("*")]:
+        raise UnsupportedError([UnsupportedNode(name, "input", remedy) for name in required])
+    return graph
 
 
 class _TensorShape(tuple[int, ...]):
@@ -81,7 +94,8 @@ class _TensorShape(tuple[int, ...]):
 
 
 class _Shapes(fx.Interpreter):
-    """Runs the graph and records what every node returns: the shape of a tensor, any other value itself.
+    """Runs the graph and records what every node returns: the shape of a tensor, any other value itself; and the first
+    row of every tensor that has one, which must not depend on the others.
 
     In-place operations work on a copy, as the normal form understands them; `faithful` says whether that is what the
     model does.
@@ -90,9 +104,11 @@ class _Shapes(fx.Interpreter):
     def __init__(self, graph: fx.GraphModule, input_shape: Shape, batch: int) -> None:
         super().__init__(graph)
         self.results: dict[fx.Node, Any] = {}
-        generator = torch.Generator().manual_seed(batch)
+        self.first_rows: dict[fx.Node, Tensor] = {}
+        self.batch = batch
+        generator = torch.Generator().manual_seed(0)
         dtype, device = _type_of(graph)
-        x = torch.randn(batch, *input_shape, generator=generator).to(device, dtype)
+        x = torch.randn(3, *input_shape, generator=generator).to(device, dtype)[:batch]
         try:
             output, expected = self.run(x.clone()), graph(x.clone())
         except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError) as error:
@@ -107,6 +123,8 @@ class _Shapes(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)
         self.results[n] = _TensorShape(result.shape) if isinstance(result, Tensor) else result
+        if isinstance(result, Tensor) and result.shape[:1] == (self.batch,):
+            self.first_rows[n] = result[0].clone()
         return result
 
     def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
@@ -117,6 +135,17 @@ class _Shapes(fx.Interpreter):
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         return super().call_function(target, *_copies(args, kwargs))
+
+
+def _changing_rows(rows: dict[fx.Node, Tensor], others: dict[fx.Node, Tensor]) -> set[fx.Node]:
+    """The nodes whose first row is not the same in a larger batch."""
+    changing = set()
+    for node, row in rows.items():
+        other = others.get(node, row)
+        tolerance = max(1e-3, torch.finfo(row.dtype).eps ** 0.5) if row.is_floating_point() else 0.0
+        if row.shape == other.shape and (row.double() - other.double()).norm() > tolerance * row.double().norm():
+            changing.add(node)
+    return changing
 
 
 def _copies(args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -139,6 +168,7 @@ class _Builder:
         self.training = training
         first, second = (_Shapes(graph, input_shape, batch) for batch in (2, 3))
         self.results, self.results_other = first.results, second.results
+        self.changing = _changing_rows(first.first_rows, second.first_rows)
         self.faithful = first.faithful and second.faithful
         self.dtype, self.device = _type_of(model)
         self.nodes: list[Node] = []
@@ -153,8 +183,8 @@ class _Builder:
                 self._placeholder(node, input_shape)
             elif node.op == "output":
                 output = self._output(node)
-            elif self._is_tensor(node) and any(source in self.values for source in node.all_input_nodes):
-                self._operation(node)
+            elif any(source in self.values for source in node.all_input_nodes):
+                self._operation(node) if self._is_tensor(node) else self._other(node)
         if not self.faithful:
             remedy = "an in-place operation changes a tensor that is used elsewhere too; use the out-of-place version"
             self.unsupported.append(UnsupportedNode(type(self.model).__name__, "in-place", remedy))
@@ -162,15 +192,11 @@ class _Builder:
             raise UnsupportedError(self.unsupported)
         assert output is not None
         self.sites.append(Site("output", output.source, -1))
-        return Network(tuple(self.nodes), tuple(self.sites), self.dtype, self.device)
+        produced = {node: value.source for node, value in self.values.items()}
+        return Network(tuple(self.nodes), tuple(self.sites), self.dtype, self.device, self.graph, produced)
 
     def _placeholder(self, node: fx.Node, input_shape: Shape) -> None:
-        if self.values:
-            if not node.args:
-                self._refuse(
-                    node,
-                    "the model takes more than one input; fix the others with functools.partial or a wrapper module",
-                )
+        if self.values:  # an input with a default value, which is a constant
             return
         self.sites.append(Site("input", -1, 0))
         self.values[node] = self._add(Node("input", input_shape))
@@ -195,11 +221,14 @@ class _Builder:
         call = self._call(node, first[1:])
         rule, kind = self._rule(node)
         try:
-            if call.module is not None and (call.module._forward_hooks or call.module._forward_pre_hooks):
+            if call.module is not None and _has_hooks(call.module):
                 raise Refusal(_HOOKS)
             if rule is None:
                 raise Refusal(_DEFAULT_REMEDY)
-            self.values[node] = self._apply(call, rule(call, *call.args, **call.kwargs))
+            result = rule(call, *call.args, **call.kwargs)
+            if node in self.changing and self.changing.isdisjoint(node.all_input_nodes):
+                raise Refusal("each row of its result depends on the whole batch; use an operation along other axes")
+            self.values[node] = self._apply(call, result)
         except (Refusal, TypeError) as error:
             remedy = str(error) if isinstance(error, Refusal) else f"{_DEFAULT_REMEDY} ({error})"
             self.unsupported.append(UnsupportedNode(call.name, kind, remedy))
@@ -208,6 +237,17 @@ class _Builder:
             if self.unsupported:
                 raise UnsupportedError(self.unsupported) from None
             raise
+
+    def _other(self, node: fx.Node) -> None:
+        """A result that is not a tensor: sizes are constants, several tensors or numbers read from one are refused."""
+        leaves = torch.utils._pytree.tree_leaves(self.results[node])
+        if all(leaf is None or isinstance(leaf, int | str | torch.dtype | torch.device) for leaf in leaves):
+            return
+        remedy = "it returns several tensors; use slices instead, x[:, :k] and x[:, k:]"
+        self.unsupported.append(UnsupportedNode(self._name(node), self._rule(node)[1], remedy))
+        for user in node.users:  # the parts, so that what follows from them is looked at too
+            if self._is_tensor(user):
+                self.values[user] = Input(0, self.results[user][1:])
 
     def _apply(self, call: Call, result: Any) -> Input:
         """Append what a rule returned to the network."""
@@ -224,7 +264,7 @@ class _Builder:
             else [(call.inputs[0], [result] if isinstance(result, LinearOp) else result)]
         )
         edges = tuple(self._edge(call, source, chain) for source, chain in terms)
-        return self._add(Node(call.name, call.out_shape, edges))
+        return self._add(Node(call.name, call.out_shape, edges, _offset(call, edges)))
 
     def _edge(self, call: Call, source: Input, chain: Any) -> Edge:
         """The last operation of a chain as an edge; the ones before it become nodes."""
@@ -269,7 +309,7 @@ class _Builder:
         if not self._is_tensor(node):
             return self.results[node]
         if node.op == "get_attr":
-            return operator.attrgetter(str(node.target))(self.graph)
+            return operator.attrgetter(str(node.target))(self.model)
         args, kwargs = fx.map_arg(node.args, self._read), fx.map_arg(node.kwargs, self._read)
         if node.op == "call_module":
             return self.graph.get_submodule(str(node.target))(*args, **kwargs)
@@ -286,6 +326,15 @@ class _Builder:
     def _add(self, node: Node) -> Input:
         self.nodes.append(node)
         return Input(len(self.nodes) - 1, node.shape)
+
+
+def _offset(call: Call, edges: tuple[Edge, ...]) -> Live | None:
+    """How to read the magnitude of the constants that an operation adds; None if it only moves entries."""
+    for edge in edges:
+        if isinstance(edge.op, Scale) and edge.op.offset is not None:
+            return edge.op.offset
+    exact = len(edges) == 1 and edges[0].op.terms == 0 and not isinstance(edges[0].op, Identity)
+    return None if exact else lambda: call.at_zero().abs()
 
 
 def _method(name: str) -> Any:

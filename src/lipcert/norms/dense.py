@@ -30,7 +30,7 @@ def dense_norms(network: Network, pairs: Sequence[Pair], centres: Sequence[float
         )
         for j, columns in enumerate(network.push(i, eye, centres), start=1):
             if columns is not None and (j, i) in pairs:
-                magnitude = columns.flatten(1).abs()
+                magnitude = columns.reshape(n, -1).abs()
                 values[j, i] = magnitude.sum(1).amax() if norm == 1.0 else magnitude.sum(0).amax()
     return (
         torch.stack([values[pair] for pair in pairs])

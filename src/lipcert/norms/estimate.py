@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 import torch
 from torch import Tensor
@@ -45,11 +46,11 @@ def estimate_norms(sweep: Sweep, vectors: Vectors, centres: Sequence[float | Ten
 
 
 def row_norms(x: Tensor, keepdim: bool = False) -> Tensor:
-    """The l2 norm of every row, with gradient zero (not NaN) at zero."""
-    flat = x.flatten(1)
-    squares = flat.square().sum(1)
-    safe = torch.where(squares > 0, squares, torch.ones_like(squares))
-    norms = torch.where(squares > 0, safe.sqrt(), torch.zeros_like(squares))
+    """The l2 norm of every row, with gradient zero (not NaN) at zero; squares neither overflow nor underflow."""
+    flat = x.reshape(x.shape[0], -1)
+    largest = torch.linalg.vector_norm(flat.detach(), ord=inf, dim=1, keepdim=True)
+    scale = torch.where(largest == 0, torch.ones_like(largest), largest)
+    norms: Tensor = torch.linalg.vector_norm(flat / scale, dim=1) * scale.squeeze(1)
     return norms.reshape(-1, *(1,) * (x.dim() - 1)) if keepdim else norms
 
 

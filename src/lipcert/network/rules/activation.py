@@ -45,7 +45,8 @@ _register(slopes.SILU, nn.SiLU, F.silu)
 _register(slopes.MISH, nn.Mish, F.mish)
 _register(slopes.HARD_SWISH, nn.Hardswish, F.hardswish)
 _register(slopes.ABS, torch.abs, operator.abs, "abs", "abs_")
-_register(slopes.SOFTMAX, nn.Softmax, F.softmax, torch.softmax, "softmax", nn.Softmax2d, nn.Softmin)
+_register(slopes.SOFTMAX, nn.Softmax, F.softmax, torch.softmax, "softmax", nn.Softmax2d)
+_register(slopes.SOFTMIN, nn.Softmin)
 
 
 @register_rule(nn.LeakyReLU)
@@ -113,7 +114,7 @@ def _softplus(beta: float, threshold: float) -> Result:
         )
     if beta <= 0:
         raise Refusal(f"beta={beta} must be positive")
-    return slopes.SMOOTH
+    return slopes.softplus(beta, threshold)
 
 
 @register_rule(nn.GELU)
@@ -161,9 +162,8 @@ def max_pool_function(
     size = input.shape[1:]
     dims = len(size)
     kernel = _tuple(kernel_size, dims)
-    return slopes.max_pool(
-        size, kernel, _tuple(stride, dims) if stride else kernel, _tuple(padding, dims), _tuple(dilation, dims)
-    )
+    stride = _tuple(stride, dims) if stride else kernel
+    return slopes.max_pool(size, kernel, stride, _tuple(padding, dims), _tuple(dilation, dims), call.out_shape[1:])
 
 
 @register_rule(

@@ -42,6 +42,7 @@ def linear_module(call: Call, x: Input) -> Result:
 
 @register_rule(F.linear)
 def linear_function(call: Call, input: Input, weight: Constant, bias: Any = None) -> Result:
+    _constant_bias(bias)
     return Dense(_live(weight), _input(input).shape, call.out_shape)
 
 
@@ -55,6 +56,7 @@ def matmul(call: Call, x: Input, weight: Constant) -> Result:
 
 @register_rule(torch.addmm)
 def addmm(call: Call, bias: Any, x: Input, weight: Constant, *, beta: float = 1, alpha: float = 1) -> Result:
+    _constant_bias(bias)
     if alpha != 1:
         raise Refusal("alpha must be 1")
     return matmul(call, x, weight)
@@ -160,14 +162,19 @@ def conv_transpose_function(
     return _transposed(call, _input(input), _live(weight), stride, padding, output_padding, groups, dilation)
 
 
-def _normalisation(x: Input, mean: Live, variance: Live, weight: Live | None, eps: float) -> Result:
-    def factor() -> Tensor:
-        scale = (variance() + eps).rsqrt()
-        if weight is not None:
-            scale = scale * weight()
-        return scale.reshape(-1, *(1,) * (len(x.shape) - 1))
+def _normalisation(x: Input, mean: Live, variance: Live, weight: Live | None, bias: Live | None, eps: float) -> Result:
+    def per_channel(values: Tensor) -> Tensor:
+        return values.reshape(-1, *(1,) * (len(x.shape) - 1))
 
-    return Scale(factor, x.shape, terms=4)
+    def scale() -> Tensor:
+        inverse = (variance() + eps).rsqrt()
+        return inverse * weight() if weight is not None else inverse
+
+    def offset() -> Tensor:
+        added = (mean() * scale()).abs()
+        return per_channel(added + bias().abs() if bias is not None else added)
+
+    return Scale(lambda: per_channel(scale()), x.shape, terms=6, offset=offset)
 
 
 @register_rule(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -179,8 +186,8 @@ def batch_norm_module(call: Call, x: Input) -> Result:
         raise TrainingModeError(
             f"{call.name} (BatchNorm) is in training mode, where it depends on the batch; call model.eval() first"
         )
-    weight = (lambda: module.weight) if module.affine else None
-    return _normalisation(x, lambda: module.running_mean, lambda: module.running_var, weight, module.eps)
+    weight, bias = (lambda: module.weight, lambda: module.bias) if module.affine else (None, None)
+    return _normalisation(x, lambda: module.running_mean, lambda: module.running_var, weight, bias, module.eps)
 
 
 @register_rule(F.batch_norm)
@@ -197,9 +204,8 @@ def batch_norm_function(
 ) -> Result:
     if training or running_var is None:
         raise Refusal("it normalises by the batch; pass running statistics and training=False")
-    return _normalisation(
-        _input(input), _live(running_mean), _live(running_var), _live(weight) if weight is not None else None, eps
-    )
+    scale, shift = (_live(value) if value is not None else None for value in (weight, bias))
+    return _normalisation(_input(input), _live(running_mean), _live(running_var), scale, shift, eps)
 
 
 @register_rule(torch.add, operator.add, operator.iadd, "add", "add_", "__add__", "__radd__")
@@ -240,7 +246,7 @@ def _sum(call: Call, terms: list[tuple[Any, float]]) -> Result:
 
 
 def _filled(value: float) -> Live:
-    return lambda: torch.tensor(value)
+    return lambda: torch.tensor(value, dtype=torch.float64)
 
 
 def _broadcast(shape: Shape, out_shape: Shape) -> Function:
@@ -300,6 +306,11 @@ def concatenate(call: Call, tensors: Any, dim: int = 0, *, axis: int | None = No
         else:
             offset += tensor().shape[position + 1]
     return Sum(terms)
+
+
+def _constant_bias(bias: Any) -> None:
+    if isinstance(bias, Input):
+        raise Refusal("its bias depends on the network's input; add it afterwards")
 
 
 def _input(value: Any) -> Input:

@@ -87,14 +87,23 @@ class Call:
             function = self._rerun
         return Function(function, self.input.shape, self.out_shape, terms, nonnegative)
 
+    def at_zero(self) -> Tensor:
+        """What the call returns for zero inputs, for one row: the constants that it adds."""
+        constants = [value() for value in _flatten((self.args, self.kwargs)) if isinstance(value, Constant)]
+        tensors: list[Tensor] = [*(self.module.parameters() if self.module is not None else ()), *constants]
+        like = next((tensor for tensor in tensors if tensor.is_floating_point()), torch.zeros(()))
+        return self._invoke(lambda value: like.new_zeros(1, *value.shape))[0]
+
     def _rerun(self, x: Tensor) -> Tensor:
+        return self._invoke(lambda _: x)
+
+    def _invoke(self, value_of: Callable[[Input], Tensor]) -> Tensor:
         def fill(value: Any) -> Any:
             if isinstance(value, Input):
-                return x
+                return value_of(value)
             return value() if isinstance(value, Constant) else value
 
-        args, kwargs = _map(self.args, fill), _map(dict(self.kwargs), fill)
-        result: Tensor = self.invoke(*args, **kwargs)
+        result: Tensor = self.invoke(*_map(self.args, fill), **_map(dict(self.kwargs), fill))
         return result
 
 

@@ -47,11 +47,6 @@ def pad_function(call: Call, input: Input, pad: Any, mode: str = "constant", val
     return call.linear(lambda t: F.pad(t, pad, mode=mode), terms=0, nonnegative=True)
 
 
-@register_rule(torch.chunk, torch.split, torch.unbind, "chunk", "split", "unbind")
-def split(call: Call, *args: Any, **kwargs: Any) -> Result:
-    raise Refusal("it returns several tensors; use slices instead, x[:, :k] and x[:, k:]")
-
-
 @register_rule(nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
 def average_pool_module(call: Call, x: Input) -> Result:
     return _average(call, call.module.kernel_size)  # type: ignore[union-attr]
@@ -108,10 +103,21 @@ def unchanged(call: Call, *args: Any, **kwargs: Any) -> Result:
     return call.inputs[0]
 
 
-@register_rule(
-    nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout,
-    F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout,
-)  # fmt: skip
+@register_rule(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
+def dropout_function(call: Call, input: Input, p: float = 0.5, training: bool = True, inplace: bool = False) -> Result:
+    if training:
+        raise Refusal("it is random in eval mode too; pass training=self.training")
+    return dropout(call, input)
+
+
+@register_rule(F.alpha_dropout, F.feature_alpha_dropout)
+def alpha_dropout_function(
+    call: Call, input: Input, p: float = 0.5, training: bool = False, inplace: bool = False
+) -> Result:
+    return dropout_function(call, input, p, training)
+
+
+@register_rule(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 def dropout(call: Call, *args: Any, **kwargs: Any) -> Result:
     if call.training:
         raise TrainingModeError(

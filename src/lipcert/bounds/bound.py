@@ -1,0 +1,167 @@
+"""Lipschitz bounds that hold, and the files they are kept in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from lipcert.bounds.fingerprint import fingerprint
+from lipcert.bounds.targets import pairwise_matrix
+from lipcert.errors import BoundError
+from lipcert.files import replace_file
+from lipcert.network.normal_form import Network
+from lipcert.network.trace import trace
+
+_FORMAT = 1
+_NUMBERS = ("tails", "between", "shares")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a bound is and what it rests on; everything but the numbers themselves."""
+
+    method: str
+    target: str
+    guarantee: str
+    failure_probability: float
+    inflation: float
+    seconds: float
+    input_shape: tuple[int, ...]
+    sites: tuple[str, ...]
+    fingerprint: str
+    library: str
+
+
+@dataclass(frozen=True, eq=False)
+class Bound:
+    """Guaranteed upper bounds on l2 Lipschitz constants; the result of `lipcert.bound`.
+
+    value: () for the target network, (K,) per class, (K, K) for last-layer and pairwise; float64.
+    contributions: share of every site in the (mean) value, by name, from the input on; they sum to it.
+    prefix: constants of the maps from the input to each nonlinearity.
+    tails: (n+1, …), constants from the output of each site 0..n to the target; tails[0] is the value.
+    between: (n+1, n+1), entry [k, i] bounds the map from the output of site i to the input of site k.
+    """
+
+    facts: Facts
+    tails: Tensor = field(repr=False)
+    between: Tensor = field(repr=False)
+    shares: Tensor = field(repr=False)
+
+    @property
+    def value(self) -> Tensor:
+        return self.tails[0]
+
+    @property
+    def method(self) -> str:
+        return self.facts.method
+
+    @property
+    def target(self) -> str:
+        return self.facts.target
+
+    @property
+    def guarantee(self) -> str:
+        """ "deterministic", or the probability with which the bound holds."""
+        return self.facts.guarantee
+
+    @property
+    def inflation(self) -> float:
+        """By how much randomised norms were enlarged; 0 if every norm was proved."""
+        return self.facts.inflation
+
+    @property
+    def seconds(self) -> float:
+        return self.facts.seconds
+
+    @property
+    def contributions(self) -> dict[str, float]:
+        return dict(zip(self.facts.sites, self.shares.tolist(), strict=True))
+
+    @property
+    def prefix(self) -> Tensor:
+        return self.between[1:, 0]
+
+    def pairwise(self, classes: int) -> Tensor:
+        """(K, K) bounds on the constants of the logit differences, whatever the target."""
+        return pairwise_upper(self.value, self.target, classes)
+
+    def check_belongs(self, model: nn.Module, network: Network | None = None) -> None:
+        """Refuse a model whose weights or structure are not those the bound was made for."""
+        network = network or trace(model, self.facts.input_shape)
+        if fingerprint(model, network) != self.facts.fingerprint:
+            raise BoundError(
+                "the bound was made for other weights: the model has changed since; compute it again with lipcert.bound"
+            )
+
+    def save(self, path: str | Path) -> None:
+        """Write `path`.json (facts) and `path`.safetensors (numbers)."""
+        base = _base(path)
+        tensors = {name: getattr(self, name).contiguous().cpu() for name in _NUMBERS}
+        mark = {"fingerprint": self.facts.fingerprint}
+        with replace_file(base.with_name(base.name + ".safetensors")) as temporary:
+            save_file(tensors, temporary, metadata=mark)
+        facts = {"format": _FORMAT, **asdict(self.facts), "contributions": self.contributions}
+        with replace_file(base.with_name(base.name + ".json")) as temporary:
+            temporary.write_text(json.dumps(facts, indent=2) + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Bound:
+        """Read what `save` wrote."""
+        base = _base(path)
+        facts_file, numbers_file = base.with_name(base.name + ".json"), base.with_name(base.name + ".safetensors")
+        try:
+            stored: dict[str, Any] = json.loads(facts_file.read_text())
+            with safe_open(numbers_file, framework="pt") as file:
+                mark = (file.metadata() or {}).get("fingerprint")
+                tensors = {name: file.get_tensor(name) for name in _NUMBERS}
+        except FileNotFoundError as error:
+            raise BoundError(f"{error.filename} does not exist; a bound is a .json and a .safetensors file") from error
+        except (json.JSONDecodeError, SafetensorError) as error:
+            raise BoundError(f"the bound {base} is damaged ({error}); compute it again with lipcert.bound") from error
+        if stored.pop("format", None) != _FORMAT or mark != stored.get("fingerprint"):
+            raise BoundError(f"{facts_file} and {numbers_file.name} do not belong together; compute the bound again")
+        stored.pop("contributions", None)
+        facts = Facts(**{**stored, "input_shape": tuple(stored["input_shape"]), "sites": tuple(stored["sites"])})
+        return cls(facts=facts, **tensors)
+
+    def __repr__(self) -> str:
+        shape = f" (mean of {tuple(self.value.shape)})" if self.value.dim() else ""
+        return (
+            f"Bound({self.mean:.6g}{shape}, method={self.method!r}, target={self.target!r}, {self.guarantee}, "
+            f"{self.seconds:.1f} s)"
+        )
+
+    @property
+    def mean(self) -> float:
+        """The value, averaged over classes or over pairs of different classes."""
+        if self.value.dim() == 2:
+            k = self.value.shape[0]
+            return float(self.value.sum()) / max(k * (k - 1), 1)
+        return float(self.value.mean())
+
+
+def pairwise_upper(value: Tensor, target: str, classes: int) -> Tensor:
+    """`pairwise_matrix`, rounded up."""
+    return pairwise_matrix(value, target, classes) * (1 + 2.0**-50)
+
+
+def site_names(network: Network) -> Sequence[str]:
+    """Distinct names of the sites 0..n."""
+    names: list[str] = []
+    for site in network.sites[:-1]:
+        count = sum(name == site.name or name.startswith(f"{site.name}#") for name in names)
+        names.append(site.name if count == 0 else f"{site.name}#{count + 1}")
+    return names
+
+
+def _base(path: str | Path) -> Path:
+    path = Path(path)
+    return path.with_suffix("") if path.suffix in (".json", ".safetensors") else path

@@ -1,0 +1,34 @@
+"""A hash of everything a bound depends on: the weights and the structure of a model."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+import torch
+from torch import nn
+
+from lipcert.errors import NonFiniteError
+from lipcert.network.normal_form import Network
+
+
+def fingerprint(model: nn.Module, network: Network) -> str:
+    """SHA-256 over the names, types and bytes of all weights and buffers, and over the normal form's structure."""
+    digest = sha256()
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if name.endswith("num_batches_tracked"):
+            continue
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    for node in network.nodes:
+        digest.update(f"{node.shape} {[(e.source, type(e.op).__name__, e.op.in_shape) for e in node.edges]};".encode())
+    for site in network.sites:
+        fixed = site.slope and [v if isinstance(v, float) else "learned" for v in (site.slope.alpha, site.slope.beta)]
+        digest.update(f"{site.source} {site.output} {fixed};".encode())
+    return digest.hexdigest()
+
+
+def check_finite(model: nn.Module) -> None:
+    """Refuse weights and buffers with NaN or infinity, naming the first."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise NonFiniteError(f"{name} contains NaN or infinity; restore the last good weights")

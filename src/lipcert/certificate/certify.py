@@ -1,0 +1,234 @@
+"""Margins and constants → certified radii."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from lipcert.bounds.bound import Bound
+from lipcert.bounds.certified import bound as make_bound
+from lipcert.bounds.fingerprint import check_finite
+from lipcert.certificate.error_pass import ErrorPass, Execution
+from lipcert.certificate.rounding import rounding_model
+from lipcert.errors import LabelError, NonFiniteError, OptionError, ShapeError
+from lipcert.network.normal_form import Network
+from lipcert.network.trace import trace
+from lipcert.norms.certified import Progress, no_progress
+
+_ROUND_DOWN = 1 - 2.0**-45
+
+
+@dataclass(frozen=True, eq=False)
+class Certificates:
+    """Predictions with certified l2 radii, one entry per input.
+
+    prediction: class that the model returns. margin: its logit minus the next largest, as computed.
+    radius: no input closer than this changes the prediction of the model as executed; float64, 0 if nothing is known.
+    label: true classes, if given. guarantee: that of the bound.
+    """
+
+    prediction: Tensor
+    margin: Tensor
+    radius: Tensor
+    guarantee: str
+    label: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.prediction)
+
+    @property
+    def correct(self) -> Tensor:
+        """Which predictions equal the labels."""
+        if self.label is None:
+            raise OptionError("accuracy needs labels: pass labels= or a loader of (inputs, labels) to certify")
+        return self.prediction == self.label
+
+    @property
+    def clean_accuracy(self) -> float:
+        return float(self.correct.double().mean())
+
+    def certified_accuracy(self, epsilon: float | Sequence[float]) -> float | list[float]:
+        """Share of inputs that are classified correctly and certified at radius ε; a list for several ε."""
+        if isinstance(epsilon, float | int):
+            return float((self.correct & (self.radius >= epsilon)).double().mean())
+        return [float((self.correct & (self.radius >= value)).double().mean()) for value in epsilon]
+
+    def __repr__(self) -> str:
+        accuracy = f", clean accuracy {self.clean_accuracy:.2%}" if self.label is not None and len(self) else ""
+        median = float(self.radius.median()) if len(self) else float("nan")
+        return f"Certificates({len(self)} inputs, median radius {median:.4g}{accuracy}, {self.guarantee})"
+
+
+class Certifier:
+    """A model with its bound, ready to certify batches.
+
+    The radius of an input x with prediction y is the smallest over the other classes i of
+
+        (z_y − z_i − errors_yi) / (L_yi + κ_yi),
+
+    rounded down and at least 0: `errors` bounds the rounding errors of the executed model at x and at any point of the
+    ball, up to κ per unit of distance.
+    """
+
+    def __init__(self, model: nn.Module, bound: Bound) -> None:
+        self.network = trace(model, bound.facts.input_shape)
+        check_finite(model)
+        check_arithmetic(self.network)
+        bound.check_belongs(model, self.network)
+        self.bound = bound
+        self.classes = self.network.classes
+        with torch.no_grad():
+            exact = trace(copy.deepcopy(model).double(), bound.facts.input_shape)
+            self.rounding = rounding_model(self.network, exact, bound)
+        self.constants = bound.pairwise(self.classes) + self.rounding.growth
+        self._pass = ErrorPass(self.network)
+
+    def certify(self, x: Tensor, first: int = 0, label: Tensor | None = None) -> Certificates:
+        """Certificates of one batch; `first` is the index of its first input, for messages."""
+        self._check_input(x, first)
+        execution = self._pass.execute(x.to(self.network.device))
+        _check_execution(execution, first)
+        logits = execution.logits.double().cpu()
+        prediction = logits.argmax(1)
+        if label is not None:
+            check_labels(label, len(x), self.classes)
+        if self.classes == 1:
+            infinite = torch.full((len(x),), torch.inf, dtype=torch.float64)
+            return Certificates(prediction, infinite, infinite.clone(), self.bound.guarantee, label)
+        on_cpu = Execution(logits, execution.sites.cpu(), execution.output.cpu())
+        errors = self.rounding.errors(on_cpu, prediction)
+        margins = logits.gather(1, prediction[:, None]) - logits  # (B, K)
+        radii = certified_radius(margins, errors, self.constants[prediction], prediction)
+        return Certificates(prediction, _smallest_other(margins, prediction), radii, self.bound.guarantee, label)
+
+    def _check_input(self, x: Tensor, first: int) -> None:
+        if not x.is_floating_point() or x.dtype != self.network.dtype:
+            raise ShapeError(f"inputs have dtype {x.dtype}, the model computes in {self.network.dtype}; convert them")
+        if tuple(x.shape[1:]) != self.network.input_shape:
+            raise ShapeError(
+                f"inputs have shape {tuple(x.shape[1:])} each, the bound is for {self.network.input_shape}"
+            )
+        bad = ~torch.isfinite(x.flatten(1)).all(1)
+        if bool(bad.any()):
+            raise NonFiniteError(f"input {first + int(bad.nonzero()[0])} contains NaN or infinity")
+
+
+def certified_radius(margins: Tensor, errors: Tensor, constants: Tensor, prediction: Tensor) -> Tensor:
+    """(B,): min over i ≠ y of (margin_i − errors_i)/constants_i, rounded down, at least 0.
+
+    The differences of logits are exact to 2^-53 of the logits, which the rounding-down of the result does not cover:
+    the errors do, because they contain a rounding of the logits themselves.
+    """
+    slack = (margins - errors).clamp(min=0)
+    ratios = torch.where(slack > 0, slack / constants.clamp(min=torch.finfo(torch.float64).tiny), 0.0)
+    return _smallest_other(ratios, prediction) * _ROUND_DOWN
+
+
+def _smallest_other(values: Tensor, prediction: Tensor) -> Tensor:
+    """(B,): the smallest value of the classes other than the predicted one."""
+    return values.scatter(1, prediction[:, None], torch.inf).amin(1)
+
+
+def _check_execution(execution: Execution, first: int) -> None:
+    finite = torch.isfinite(execution.logits).all(1).cpu()
+    finite &= torch.isfinite(execution.sites).all(1).cpu() & torch.isfinite(execution.output).all(1).cpu()
+    if not bool(finite.all()):
+        raise NonFiniteError(
+            f"the model overflows on input {first + int((~finite).nonzero()[0])}; nothing is certified"
+        )
+
+
+def check_labels(label: Tensor, count: int, classes: int) -> None:
+    """Refuse labels that are not one class per input."""
+    if label.shape != (count,):
+        raise LabelError(f"labels have shape {tuple(label.shape)}, expected one per input, ({count},)")
+    if label.is_floating_point() or (count and (int(label.min()) < 0 or int(label.max()) >= classes)):
+        raise LabelError(f"labels must be integers from 0 to {classes - 1}")
+
+
+def check_arithmetic(network: Network) -> None:
+    """Refuse arithmetic that the error analysis does not describe."""
+    if network.dtype not in (torch.float32, torch.float64):
+        raise OptionError(f"certificates cover models in float32 and float64, not {network.dtype}; convert the model")
+    reduced = torch.get_float32_matmul_precision() != "highest"
+    if network.device.type == "cuda":
+        reduced |= torch.backends.cudnn.allow_tf32
+    if network.dtype == torch.float32 and reduced:
+        raise OptionError(
+            "float32 products are allowed to use fewer bits; call torch.set_float32_matmul_precision('highest') "
+            "and, on a GPU, set torch.backends.cudnn.allow_tf32 = False"
+        )
+
+
+def certify(
+    model: nn.Module,
+    x: Tensor | Iterable[Tensor | Sequence[Tensor]],
+    bound: Bound | None = None,
+    *,
+    labels: Tensor | None = None,
+    batch_size: int = 256,
+    progress: Progress = no_progress,
+) -> Certificates:
+    """Certified l2 radii for inputs or for a loader of inputs, or of (inputs, labels).
+
+    Args:
+        model: in eval mode; normalisation belongs inside, so that radii are in the units of its input.
+        x: a batch of inputs, or an iterable of batches.
+        bound: from `lipcert.bound`; computed (method "liplt", target "pairwise") if not given.
+        labels: true classes for a single tensor of inputs.
+        batch_size: how many inputs run at a time.
+        progress: called with what is being done and the fraction done.
+    """
+    if isinstance(x, Tensor):
+        shape = tuple(x.shape[1:])
+        batches = _split(x, labels, batch_size)
+        total: int | None = max(1, -(-len(x) // batch_size))
+    elif labels is not None:
+        raise OptionError("labels go with a tensor of inputs; let the loader give (inputs, labels) instead")
+    else:
+        batches, total = _pairs(x), len(x) if isinstance(x, Sized) else None
+        shape = bound.facts.input_shape if bound is not None else ()
+    parts: list[Certificates] = []
+    certifier: Certifier | None = None
+    done = 0
+    for index, (inputs, label) in enumerate(batches):
+        if certifier is None:
+            shape = shape or tuple(inputs.shape[1:])
+            certifier = Certifier(model, bound or make_bound(model, shape, progress=progress))
+        parts.append(certifier.certify(inputs, done, label))
+        done += len(inputs)
+        progress("certifying", (index + 1) / total if total else 0.0)
+    if not parts:
+        raise OptionError("there are no inputs to certify")
+    return concatenate(parts)
+
+
+def concatenate(parts: Sequence[Certificates]) -> Certificates:
+    """The certificates of several batches as one."""
+    label = [part.label for part in parts if part.label is not None]
+    return Certificates(
+        torch.cat([part.prediction for part in parts]),
+        torch.cat([part.margin for part in parts]),
+        torch.cat([part.radius for part in parts]),
+        parts[0].guarantee,
+        torch.cat(label) if len(label) == len(parts) else None,
+    )
+
+
+def _split(x: Tensor, labels: Tensor | None, size: int) -> Iterator[tuple[Tensor, Tensor | None]]:
+    if labels is not None and labels.shape != (len(x),):
+        raise LabelError(f"labels have shape {tuple(labels.shape)}, expected one per input, ({len(x)},)")
+    for first in range(0, len(x), size):
+        yield x[first : first + size], labels[first : first + size] if labels is not None else None
+
+
+def _pairs(batches: Iterable[Tensor | Sequence[Tensor]]) -> Iterator[tuple[Tensor, Tensor | None]]:
+    for batch in batches:
+        if isinstance(batch, Tensor):
+            yield batch, None
+        else:
+            yield batch[0], batch[1]

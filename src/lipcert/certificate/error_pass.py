@@ -1,0 +1,181 @@
+"""Runs a model and bounds, input by input, the rounding errors that it makes (running error analysis).
+
+The network is cut at its nonlinearities. Within a stage, from the outputs of earlier sites to the input of the next
+one, errors are followed entry by entry with |A|: at a node that computes Σ A û + b,
+
+    e ← Σ |A| e + γ·(Σ |A||û| + |b|),      e = 0 at the outputs of sites.
+
+Across stages errors travel with the Lipschitz constants of the exact network (see `rounding`), which are far smaller
+than products of |A|.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from lipcert.errors import UnsupportedError, UnsupportedNode
+from lipcert.network.linear import Identity
+from lipcert.network.normal_form import Network, Node
+from lipcert.norms.rounding import gamma
+
+_IN_PLACE = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
+
+
+@dataclass(frozen=True)
+class Execution:
+    """One batch as the model executed it, with bounds on the rounding errors made in each stage.
+
+    logits: (B, K), as the model returned them.
+    sites: (B, n), l2 norm of the error made at the output of each nonlinearity, float64.
+    output: (B, K), error made in the last stage, per logit, float64.
+    """
+
+    logits: Tensor
+    sites: Tensor
+    output: Tensor
+
+
+def local_terms(node: Node) -> int:
+    """How many roundings an entry of the node's sum can see; 0 if the node only moves entries."""
+    edges = node.edges
+    count = max((edge.op.terms for edge in edges), default=0) + len(edges) - 1
+    return count + 1 if node.offset is not None and any(not _moves(edge.op) for edge in edges) else count
+
+
+def _moves(op: Any) -> bool:
+    return op.terms == 0 and not isinstance(op, Identity)
+
+
+def check_covered(network: Network) -> None:
+    """Refuse networks with a linear operation whose rounding errors are not known."""
+    remedy = "its rounding errors are unknown: state terms= and nonnegative=True in its rule"
+    unknown = {node.name: node for node in network.nodes for edge in node.edges if edge.op.terms < 0}
+    if unknown:
+        raise UnsupportedError([UnsupportedNode(name, "registered rule", remedy) for name in unknown])
+
+
+class ErrorPass(fx.Interpreter):
+    """Executes the traced model and follows the errors alongside."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__(network.graph)
+        check_covered(network)
+        self.network = network
+        self.tiny = torch.finfo(network.dtype).tiny
+        with torch.no_grad():
+            self.offsets = [
+                node.offset().to(network.device, network.dtype) if node.offset else None for node in network.nodes
+            ]
+        self.site_at = {site.output: k for k, site in enumerate(network.sites[1:-1], start=1)}
+
+    @torch.no_grad()
+    def execute(self, x: Tensor) -> Execution:
+        """Run one batch."""
+        self._values: dict[int, Tensor] = {}
+        self._errors: dict[int, Tensor] = {0: None}  # type: ignore[dict-item]
+        self._site_errors: dict[int, Tensor] = {}
+        logits = self.run(x)
+        last = self.network.sites[-1].source
+        self._reach(last)
+        error = self._errors[last]
+        output = error.double() if error is not None else torch.zeros(logits.shape, dtype=torch.float64)
+        norms = [self._site_errors[k] for k in range(1, self.network.depth + 1)]
+        sites = torch.stack(norms, dim=1) if norms else torch.zeros(len(x), 0, dtype=torch.float64, device=x.device)
+        return Execution(logits, sites, output)
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        v = self.network.produced.get(n)
+        if v is not None and v not in self._values:
+            self._values[v] = result
+            self._reach(v)
+        return result
+
+    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
+        in_place = getattr(self.fetch_attr(target), "inplace", False)
+        return super().call_module(target, *(_copies(args, kwargs) if in_place else (args, kwargs)))
+
+    def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
+        return super().call_method(target, *(_copies(args, kwargs) if target.endswith("_") else (args, kwargs)))
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        in_place = target in _IN_PLACE or kwargs.get("inplace", False) or target.__name__.endswith("_")
+        return super().call_function(target, *(_copies(args, kwargs) if in_place else (args, kwargs)))
+
+    def _reach(self, v: int) -> None:
+        """Compute the error of a node, and first of those before it that the model does not materialise."""
+        if v in self._errors:
+            return
+        node = self.network.nodes[v]
+        if v in self.site_at:
+            self._site_errors[self.site_at[v]] = self._site_error(v)
+            self._errors[v] = None  # type: ignore[assignment]
+            return
+        for edge in node.edges:
+            if edge.source not in self._values:
+                inner = self.network.nodes[edge.source].edges[0]
+                self._values[edge.source] = inner.op.apply(self._values[inner.source])
+            self._reach(edge.source)
+        if v not in self._values:
+            (edge,) = node.edges
+            self._values[v] = edge.op.apply(self._values[edge.source])
+        self._errors[v] = self._node_error(v, node)
+
+    def _node_error(self, v: int, node: Node) -> Tensor:
+        carried = [
+            edge.op.magnitude(self._errors[edge.source]) for edge in node.edges if self._errors[edge.source] is not None
+        ]
+        terms = local_terms(node)
+        total = sum(carried) if carried else None
+        if terms == 1 and all(edge.op.terms == 0 for edge in node.edges):  # one addition: half an ulp of the result
+            local = self._values[v].abs() * gamma(1, self.network.dtype) + self.tiny
+        elif terms > 0:
+            first, *others = (edge.op.magnitude(self._values[edge.source].abs()) for edge in node.edges)
+            local = sum(others, start=first)
+            offset = self.offsets[v]
+            if offset is not None:
+                local = local + offset
+            # The sum of magnitudes is itself rounded; products may underflow.
+            local *= gamma(terms + 1, self.network.dtype) * (1 + 4 * gamma(terms + 2, self.network.dtype))
+            local += terms * self.tiny
+        else:
+            return total  # type: ignore[return-value]
+        if total is None:
+            return local
+        return (total + local) * (1 + 4 * gamma(max(terms, 1) + 2, self.network.dtype))
+
+    def _site_error(self, v: int) -> Tensor:
+        """(B,): ‖error at the output of a nonlinearity‖ ≤ Lip·‖error at its input‖ + its own rounding."""
+        site = self.network.sites[self.site_at[v]]
+        assert site.slope is not None
+        lipschitz = float(site.slope.lipschitz())
+        self._reach(site.source)
+        error = self._errors[site.source]
+        result = self._values[v]
+        bound = torch.zeros(len(result), dtype=torch.float64, device=result.device)
+        if error is not None:
+            bound = bound + lipschitz * _norms(error)
+        if site.slope.ulps or site.slope.absolute:
+            relative = 2 * site.slope.ulps * gamma(1, self.network.dtype)
+            entry = site.slope.absolute + self.tiny
+            scale = _norms(result) + lipschitz * _norms(self._values[site.source])
+            bound = bound + relative * scale + entry * result[0].numel() ** 0.5
+        return bound * (1 + 1e-9)
+
+
+def _norms(x: Tensor) -> Tensor:
+    """(B,): l2 norm of every row in float64, from above."""
+    size = x[0].numel()
+    lost = 1.01 * (size * torch.finfo(x.dtype).tiny) ** 0.5  # squares that underflow
+    norms: Tensor = torch.linalg.vector_norm(x, dim=tuple(range(1, x.dim()))).double()
+    return norms * (1 + gamma(size + 4, x.dtype)) + lost
+
+
+def _copies(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    copied: tuple[Any, Any] = torch.utils._pytree.tree_map_only(Tensor, torch.clone, (args, kwargs))
+    return copied

@@ -1,0 +1,105 @@
+"""From the rounding errors of each stage to errors of logit differences, at a point and over a ball around it.
+
+Let d⁰_k be the error made at the output of site k for the input x (from `error_pass`) and T_k the constants from there
+to the logit differences. Then the computed difference z_a − z_b at x is off by at most e_a + e_b + Σ_k T_k d⁰_k. At a
+point at distance R the errors d_k are larger by what the values can grow: with Λ_il bounding the map from the output
+of site l to the output of site i, p_ki the error at the input of site k per unit of ‖û_i‖, and U_i the growth of ‖û_i‖
+per unit of R,
+
+    d ≤ d⁰ + g·R + S·(d⁰ + d),     g_k = Lip_k Σ_i p_ki U_i,     S_kl = Lip_k Σ_i p_ki Λ_il,
+
+because û itself carries the errors made before. S is strictly triangular and tiny.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lipcert.bounds.bound import Bound, pairwise_upper
+from lipcert.certificate.error_pass import Execution, local_terms
+from lipcert.network.normal_form import Network
+from lipcert.norms.rounding import gamma, magnitude_norm
+
+
+@dataclass(frozen=True)
+class RoundingModel:
+    """The constants with which errors of a bounded network travel; all float64.
+
+    tails: (n, K, K), T + q: effect of an error at each site on each logit difference.
+    last_stage: (n,), q: the part of it that comes from larger errors in the last stage.
+    amplify: (n, n), D = amplify·d⁰ covers the errors at the centre and at any point of the ball together.
+    ball: (n, n), d = ball·d⁰ covers those at a point of the ball alone (for R = 0).
+    growth: (K, K), κ: how fast the error of a difference can grow with the distance.
+    """
+
+    tails: Tensor
+    last_stage: Tensor
+    amplify: Tensor
+    ball: Tensor
+    growth: Tensor
+
+    def errors(self, execution: Execution, predictions: Tensor) -> Tensor:
+        """(B, K): bound on the errors of z_y − z_i at the input and at any point near it together."""
+        spread = execution.sites @ self.amplify.T  # (B, n)
+        travelled = torch.einsum("bk,bki->bi", spread, self.tails.transpose(0, 1)[predictions])
+        own = execution.output.gather(1, predictions[:, None]) + execution.output
+        return (2 * own + travelled) * (1 + 1e-9)
+
+    def errors_from(self, reference: Execution) -> Tensor:
+        """(K, K): bound on the errors of z_a − z_b at the reference input; at distance r add r·growth."""
+        at_sites = (reference.sites @ self.ball.T)[0]
+        travelled = torch.einsum("k,kab->ab", at_sites, self.tails)
+        own = reference.output[0][:, None] + reference.output[0][None, :]
+        return (own + travelled + float(reference.sites[0] @ self.last_stage)) * (1 + 1e-9)
+
+
+def rounding_model(network: Network, exact: Network, bound: Bound) -> RoundingModel:
+    """The constants for `network` as executed in its dtype; `exact` is its float64 copy."""
+    n, classes = network.depth, network.classes
+    slopes = [site.slope for site in exact.sites[1:-1] if site.slope is not None]
+    lipschitz = torch.tensor([1.0, *(float(slope.lipschitz()) for slope in slopes)], dtype=torch.float64)
+    own = torch.tensor([2 * slope.ulps * gamma(1, network.dtype) for slope in slopes], dtype=torch.float64)
+    between = bound.between.cpu()  # (n+1, n+1)
+    to_output = lipschitz[:, None] * between + torch.eye(n + 1, dtype=torch.float64)  # Λ_il, sites 0..n
+    stage = _stage_errors(network, exact)  # (n+1, n+1): p_ki for sites k = 1..n+1, i = 0..n
+    grown = to_output[:, 0]  # U_i
+    slope = lipschitz[1:, None]
+    grow = (slope * (stage[:-1] @ grown[:, None]))[:, 0] + 2 * own * grown[1:]
+    second = slope * (stage[:-1] @ to_output[:, 1:]) + 2 * own[:, None] * (between[1:, 1:] + 0.0)
+    second = torch.tril(second, -1) * 1.01
+    identity = torch.eye(n, dtype=torch.float64)
+    solve = torch.linalg.inv(identity - second).clamp(min=0) if n else identity
+    ball = solve @ (identity + second) * (1 + 1e-4)
+    spread = solve @ grow * (1 + 1e-4)
+    root = 2**0.5 * (1 + 1e-12)
+    last_stage = root * (stage[-1] @ to_output)[1:]  # q_l
+    tails = torch.stack([pairwise_upper(tail, bound.target, classes) for tail in bound.tails[1:].cpu()]) if n else None
+    tails = tails if tails is not None else torch.zeros(0, classes, classes, dtype=torch.float64)
+    tails = tails + last_stage[:, None, None]
+    growth = torch.einsum("k,kab->ab", spread, tails) + root * float(stage[-1] @ grown)
+    return RoundingModel(tails, last_stage, identity + ball, ball, growth * (1 + 1e-9))
+
+
+def _stage_errors(network: Network, exact: Network) -> Tensor:
+    """(n+1, n+1): p_ki, the error norm at the input of site k = 1..n+1 per unit of ‖û_i‖ at the output of site i."""
+    like = torch.zeros((), dtype=torch.float64, device=exact.device)
+    starts = {site.output: i for i, site in enumerate(exact.sites[:-1])}
+    size = exact.depth + 1
+    norms: list[Tensor] = []  # per node: (n+1,) bound on ‖|A|⋯|A|‖ from each site's output
+    errors: list[Tensor] = []
+    for v, (node, executed) in enumerate(zip(exact.nodes, network.nodes, strict=True)):
+        norm, error = torch.zeros(size, dtype=torch.float64), torch.zeros(size, dtype=torch.float64)
+        if v in starts:
+            norm[starts[v]] = 1.0
+        else:
+            factors = [magnitude_norm(edge.op, like) for edge in node.edges]
+            for factor, edge in zip(factors, node.edges, strict=True):
+                norm, error = norm + factor * norms[edge.source], error + factor * errors[edge.source]
+            terms = local_terms(executed)
+            error = error + (gamma(terms + 1, network.dtype) * 1.01 if terms else 0.0) * norm
+        norms.append(norm)
+        errors.append(error)
+    return torch.stack([errors[site.source] for site in exact.sites[1:]]) * 1.01

@@ -1,0 +1,138 @@
+"""Data sets as plain tensors in memory: bytes as stored, float pixels in [0, 1] on demand."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lipcert.errors import DataError, OptionError
+
+TEST_FRACTION = 0.2
+"""The part of each class that becomes the test split where a data set has none of its own."""
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Images and labels of one split.
+
+    images: uint8 (N, C, H, W); the pixel value is images / maximum, in [0, 1], never normalised.
+    labels: int64 (N,).
+    """
+
+    images: Tensor
+    labels: Tensor
+    maximum: int = 255
+
+    def __post_init__(self) -> None:
+        if self.images.dtype != torch.uint8 or self.images.ndim != 4 or 0 in self.images.shape:
+            raise DataError(f"images: expected uint8 (N, C, H, W), got {self.images.dtype} {tuple(self.images.shape)}")
+        if self.labels.dtype != torch.int64 or self.labels.shape != self.images.shape[:1]:
+            raise DataError(
+                f"labels: expected int64 ({len(self.images)},), got {self.labels.dtype} {tuple(self.labels.shape)}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __repr__(self) -> str:
+        return f"Split({len(self):,} images of {tuple(self.images.shape[1:])})"
+
+    def pixels(self, index: Tensor | slice | None = None) -> Tensor:
+        """Float32 pixels in [0, 1] of the images at the index, or of all."""
+        images = self.images if index is None else self.images[index]
+        return images.to(torch.float32) / self.maximum
+
+    def take(self, index: Tensor | slice) -> Split:
+        """The images and labels at the index, as a split of their own."""
+        return Split(self.images[index], self.labels[index], self.maximum)
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A data set.
+
+    name: the name it is loaded by. title: what figures made from it have to be called, such as "CIFAR-10 (JPEG)".
+    note: where the images come from and how they were split, in one sentence.
+    validation: a third split, if the data set comes with one; it is in neither of the others.
+    """
+
+    name: str
+    title: str
+    train: Split
+    test: Split
+    class_names: tuple[str, ...]
+    note: str
+    validation: Split | None = None
+
+    def __post_init__(self) -> None:
+        for name, split in self.splits.items():
+            low, high = (int(value) for value in split.labels.aminmax())
+            if low < 0 or high >= len(self.class_names):
+                culprit = low if low < 0 else high
+                raise DataError(
+                    f"{self.title}: a label of the {name} split is {culprit}, expected 0 to {len(self.class_names) - 1}"
+                )
+
+    @property
+    def splits(self) -> dict[str, Split]:
+        """The splits by name: train, test and, if there is one, validation."""
+        splits = {"train": self.train, "test": self.test}
+        return splits if self.validation is None else {**splits, "validation": self.validation}
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of one image."""
+        channels, height, width = self.train.images.shape[1:]
+        return channels, height, width
+
+    @property
+    def classes(self) -> int:
+        return len(self.class_names)
+
+    @cached_property
+    def checksum(self) -> str:
+        """SHA-256 over all pixels and labels: the same for the same data in any file format."""
+        return content_checksum(self.splits)
+
+
+def content_checksum(splits: Mapping[str, Split]) -> str:
+    """SHA-256 over names, shapes, pixels and labels of splits, in the order of their names."""
+    digest = hashlib.sha256()
+    for name in sorted(splits):
+        split = splits[name]
+        digest.update(f"{name} {tuple(split.images.shape)} {split.maximum}\n".encode())
+        digest.update(split.images.contiguous().numpy().data)
+        digest.update(split.labels.numpy().astype("<i8").data)
+    return digest.hexdigest()
+
+
+def split_from_arrays(images: NDArray[np.uint8], labels: NDArray[np.integer], maximum: int = 255) -> Split:
+    """A split from arrays of numpy, (N, C, H, W) and (N,)."""
+    contiguous = np.require(images, requirements=["C", "W"])
+    return Split(torch.from_numpy(contiguous), torch.from_numpy(np.array(labels, np.int64)), maximum)
+
+
+def split_by_seed(split: Split, seed: int, test_fraction: float = TEST_FRACTION) -> tuple[Split, Split]:
+    """(train, test): of every class, the same fraction goes to the test split, and at least one image to each."""
+    if seed < 0:
+        raise OptionError(f"seed is {seed}, expected 0 or more")
+    generator = np.random.default_rng(seed)
+    labels = split.labels.numpy()
+    train: list[NDArray[np.int64]] = []
+    test: list[NDArray[np.int64]] = []
+    for label in np.unique(labels):
+        members = generator.permutation(np.flatnonzero(labels == label))
+        if len(members) < 2:
+            raise DataError(f"class {label} has a single image; a split into train and test needs two or more")
+        count = min(max(round(test_fraction * len(members)), 1), len(members) - 1)
+        test.append(members[:count])
+        train.append(members[count:])
+    first, second = (torch.from_numpy(np.sort(np.concatenate(part))) for part in (train, test))
+    return split.take(first), split.take(second)

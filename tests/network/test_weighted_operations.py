@@ -1,0 +1,133 @@
+"""Dense layers and (transposed) convolutions, as modules and as functions, against the Jacobian of the model."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from torch import nn
+
+from helpers import check_linear, examples, operations, randn
+from lipcert.network.linear import Convolution, Dense, Function, TransposedConvolution
+from models import Op
+
+CONV = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+CONV_TRANSPOSE = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
+LARGEST = {1: 9, 2: 6, 3: 4}
+
+
+@st.composite
+def convolutions(draw, dims, transposed=False):
+    """(module, input shape): sizes, strides, paddings, dilations and groups that fit together."""
+
+    def per_axis(low, high):
+        return draw(st.tuples(*[st.integers(low, high)] * dims))
+
+    groups = draw(st.integers(1, 2))
+    channels, filters = groups * draw(st.integers(1, 2)), groups * draw(st.integers(1, 2))
+    size = per_axis(2, LARGEST[dims])
+    kernel, stride, dilation = per_axis(1, 3), per_axis(1, 3), per_axis(1, 2)
+    common = {"stride": stride, "dilation": dilation, "groups": groups, "bias": draw(st.booleans())}
+    if transposed:
+        extra = tuple(draw(st.integers(0, max(s, d) - 1)) for s, d in zip(stride, dilation, strict=True))
+        common |= {"padding": per_axis(0, 1), "output_padding": extra}
+        return CONV_TRANSPOSE[dims](channels, filters, kernel, **common), (channels, *size)
+    padding = draw(st.one_of(st.just("valid"), st.just("same"), st.integers(0, 2), st.just(per_axis(0, 2))))
+    mode = draw(st.sampled_from(["zeros", "circular", "reflect", "replicate"]))
+    if padding == "same":
+        common["stride"] = 1
+        widths = [d * (k - 1) - d * (k - 1) // 2 for k, d in zip(kernel, dilation, strict=True)]
+    else:
+        widths = [0] * dims if padding == "valid" else [padding] * dims if isinstance(padding, int) else padding
+    if mode in ("circular", "reflect"):
+        assume(all(w < n for w, n in zip(widths, size, strict=True)))
+    fits = zip(size, widths, kernel, dilation, strict=True)
+    assume(all(n + 2 * w >= d * (k - 1) + 1 for n, w, k, d in fits))
+    return CONV[dims](channels, filters, kernel, padding=padding, padding_mode=mode, **common), (channels, *size)
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@examples(3)
+@given(data=st.data())
+def test_convolution(dims, data):
+    module, shape = data.draw(convolutions(dims))
+    network = check_linear(module, shape)
+    *pads, last = operations(network)
+    assert isinstance(last, Convolution)
+    assert all(isinstance(pad, Function) for pad in pads)
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@examples(3)
+@given(data=st.data())
+def test_transposed_convolution(dims, data):
+    module, shape = data.draw(convolutions(dims, transposed=True))
+    full = zip(shape[1:], module.stride, module.padding, module.output_padding, strict=True)
+    reach = [d * (k - 1) + 1 for k, d in zip(module.kernel_size, module.dilation, strict=True)]
+    assume(all((n - 1) * s - 2 * p + e + r > 0 for (n, s, p, e), r in zip(full, reach, strict=True)))
+    (op,) = operations(check_linear(nn.Sequential(module), shape))
+    assert isinstance(op, TransposedConvolution)
+
+
+@given(n=st.integers(1, 7), m=st.integers(1, 7), axes=st.lists(st.integers(1, 3), max_size=2), bias=st.booleans())
+def test_dense(n, m, axes, bias):
+    (op,) = operations(check_linear(nn.Linear(n, m, bias=bias), (*axes, n)))
+    assert isinstance(op, Dense)
+    assert op.terms == n
+
+
+def test_strided_convolution_that_leaves_a_remainder():
+    """The 8C2F of Huang et al. on 64×64 has a 4×4 convolution with stride 2 and no padding on 64 columns."""
+    (op,) = operations(check_linear(nn.Conv2d(1, 2, 4, 2, 0), (1, 9, 8)))
+    assert op.adjoint(torch.ones(1, *op.out_shape, dtype=torch.float64)).shape == (1, 1, 9, 8)
+
+
+FUNCTIONS = {
+    "linear": (lambda m, x: F.linear(x, m.w, m.b), (4, 5), (5,)),
+    "linear-keywords": (lambda m, x: F.linear(input=x, weight=m.w, bias=m.b), (4, 5), (5,)),
+    "matmul-operator": (lambda m, x: x @ m.w.T, (4, 5), (5,)),
+    "matmul": (lambda m, x: torch.matmul(x, m.w), (5, 4), (3, 5)),
+    "matmul-method": (lambda m, x: x.matmul(m.w), (5, 4), (5,)),
+    "mm": (lambda m, x: torch.mm(x, m.w) + m.b, (5, 4), (5,)),
+    "addmm": (lambda m, x: torch.addmm(m.b, x, m.w), (5, 4), (5,)),
+    "weight-from-parameters": (lambda m, x: F.linear(x, torch.sigmoid(m.w) * 2), (4, 5), (5,)),
+    "conv1d": (lambda m, x: F.conv1d(x, m.w, m.b, stride=2, padding=1), (4, 2, 3), (2, 8)),
+    "conv2d": (lambda m, x: F.conv2d(x, m.w, None, 2, (1, 0), 1, 1), (4, 2, 3, 3), (2, 6, 5)),
+    "conv2d-same": (lambda m, x: F.conv2d(x, m.w, padding="same"), (4, 2, 2, 3), (2, 4, 5)),
+    "conv2d-groups": (lambda m, x: torch.conv2d(x, m.w, groups=2, dilation=2), (4, 2, 2, 2), (4, 5, 5)),
+    "conv3d": (lambda m, x: F.conv3d(x, m.w, m.b, padding=1), (4, 1, 2, 2, 2), (1, 3, 3, 2)),
+    "conv_transpose1d": (lambda m, x: F.conv_transpose1d(x, m.w, stride=3, output_padding=2), (2, 3, 3), (2, 4)),
+    "conv_transpose2d": (lambda m, x: F.conv_transpose2d(x, m.w, None, 2, 1, 1, 2), (4, 1, 3, 3), (4, 3, 2)),
+    "conv_transpose3d": (lambda m, x: F.conv_transpose3d(x, m.w, padding=1), (1, 2, 3, 3, 3), (1, 2, 3, 3)),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functional_spelling(name):
+    function, weight_shape, shape = FUNCTIONS[name]
+    model = Op(function, w=nn.Parameter(randn(*weight_shape)), b=nn.Parameter(randn(4, seed=1)))
+    check_linear(model, shape)
+
+
+def test_parametrised_weights_are_read_through_their_parametrisation():
+    check_linear(nn.utils.parametrizations.weight_norm(nn.Conv2d(2, 3, 3)), (2, 5, 5))
+    check_linear(nn.utils.parametrizations.orthogonal(nn.Linear(4, 3)), (4,))
+
+
+def test_subclass_that_keeps_forward_uses_the_rule_and_one_that_changes_it_is_looked_into():
+    class Named(nn.Linear):
+        pass
+
+    class Halved(nn.Linear):
+        def forward(self, x):
+            return F.linear(x, 0.5 * self.weight)
+
+    check_linear(nn.Sequential(Named(4, 3), Halved(3, 2)), (4,))
+
+
+def test_weights_are_read_when_needed():
+    model = nn.Sequential(nn.Linear(3, 2)).double()
+    network = check_linear(model, (3,))
+    model[0].weight = nn.Parameter(randn(2, 3, seed=9))
+    (columns,) = network.push(0, torch.eye(3, dtype=torch.float64), [0.0])
+    assert torch.equal(columns.T, model[0].weight)
