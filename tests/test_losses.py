@@ -36,13 +36,13 @@ every_robust_loss = pytest.mark.parametrize("loss", ROBUST_LOSSES.values(), ids=
 
 @st.composite
 def problems(draw: st.DrawFn, scale: float = 5.0) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits, labels and symmetric constants of random size, float64."""
+    """Logits, labels and constants of random size, float64; not symmetric, to tell rows from columns."""
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32 - 1)))
     size, classes = draw(st.integers(1, 8)), draw(st.integers(2, 12))
     logits = scale * torch.randn(size, classes, generator=generator, dtype=torch.float64)
     labels = torch.randint(classes, (size,), generator=generator)
     constants = torch.rand(classes, classes, generator=generator, dtype=torch.float64) + 0.05
-    return logits, labels, constants + constants.T
+    return logits, labels, constants
 
 
 def parts(value: losses.Loss) -> tuple[Tensor, Tensor, Tensor]:
@@ -138,6 +138,17 @@ def test_parts_sum_up_and_the_diagonal_is_ignored(loss: partial, problem: tuple[
         assert parts(other) == parts(value)
 
 
+@given(problems(), st.floats(0.01, 10))
+def test_radii_by_definition(problem: tuple[Tensor, Tensor, Tensor], t: float) -> None:
+    logits, labels, constants = (tensor.tolist() for tensor in problem)
+    pairs = [
+        [(z[y] - z[i]) / constants[y][i] for i in range(len(z)) if i != y] for z, y in zip(logits, labels, strict=True)
+    ]
+    torch.testing.assert_close(hard_radius(*problem).tolist(), [min(radii) for radii in pairs])
+    soft = [-torch.tensor(radii, dtype=torch.float64).mul(-t).logsumexp(0).item() / t for radii in pairs]
+    torch.testing.assert_close(soft_radius(*problem, t).tolist(), soft)
+
+
 @given(problems(), st.floats(0.01, 100))
 def test_soft_radius_is_close_below_the_hard_one(problem: tuple[Tensor, Tensor, Tensor], t: float) -> None:
     """proposition: soft certified radius."""
@@ -202,10 +213,11 @@ def test_gradients_of_standard_losses(base: str) -> None:
 
 @every_robust_loss
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("small", [0.0, 1e-45, 1e-38, 1e-30, 1e-19, 1e-10])
-def test_tiny_constants_never_give_nan(loss: partial, dtype: torch.dtype, small: float) -> None:
+@pytest.mark.parametrize("small", [0.0, 1e-45, 1e-38, 1e-30, 2e-19, 1e-10])
+@pytest.mark.parametrize("scale", [1.0, 1e25])
+def test_tiny_constants_never_give_nan(loss: partial, dtype: torch.dtype, small: float, scale: float) -> None:
     """Margins of every sign over constants that are zero, or too small to divide by, alone and among others."""
-    logits = torch.tensor([[1.0, 0.0, -1.0], [0.0, 1.0, 2.0], [1.0, 1.0, 1.0]], dtype=dtype)
+    logits = torch.tensor([[1.0, 0.0, -1.0], [0.0, 1.0, 2.0], [1.0, 1.0, 1.0]], dtype=dtype) * scale
     for constants in (torch.full((3, 3), small), torch.tensor([[0, small, 1], [small, 0, 1], [1, 1, 0]])):
         z, c = logits.clone().requires_grad_(), constants.to(dtype).requires_grad_()
         value = loss(z, torch.tensor([0, 1, 2]), c)

@@ -1,6 +1,6 @@
 """Certified robustness of PyTorch classifiers: LipLT Lipschitz bounds and what follows from them."""
 
-from lipcert import errors
+from lipcert import data, errors, losses, zoo
 from lipcert.bounds.bound import Bound
 from lipcert.bounds.certified import bound
 from lipcert.bounds.estimator import Estimate, Estimator
@@ -23,7 +23,10 @@ __all__ = [
     "UnsupportedError",
     "bound",
     "certify",
+    "data",
     "errors",
+    "losses",
     "register_rule",
     "trace",
+    "zoo",
 ]

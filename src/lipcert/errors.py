@@ -60,6 +60,14 @@ class BoundError(LipcertError):
     """A bound does not belong to the model it is used with, or its file is damaged."""
 
 
+class CertificateViolation(LipcertError):
+    """An attack found an input inside a certified radius with another prediction: a certificate does not hold."""
+
+
+class ResumeError(LipcertError):
+    """A file to be continued belongs to another computation."""
+
+
 class ModelError(LipcertError):
     """A model or its weights could not be loaded."""
 

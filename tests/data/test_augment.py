@@ -106,7 +106,7 @@ def test_flips_mirror_about_half_of_the_images_and_are_off_by_default() -> None:
     kept = (y == x).flatten(1).all(1)
     assert bool((mirrored | kept).all())
     assert 60 < int(mirrored.sum()) < 140
-    assert not augmentation(5, 0.1).flip
+    assert repr(augmentation(5, 0.1)) == "Augmentation(degrees=5, translate=0.1, flip=False, interpolation='nearest')"
 
 
 def test_moving_to_a_device_or_dtype_does_not_move_the_random_numbers() -> None:

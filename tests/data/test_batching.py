@@ -66,6 +66,8 @@ def test_class_subsets_leave_few_partial_batches_and_mix_classes() -> None:
     assert all(28 <= len(labels[index].unique()) <= 32 for index in indices[: -len(partial)])
     companions = {int(c) for index in indices if 0 in labels[index] for c in labels[index].unique()}
     assert len(companions) > 100
+    first = [set(labels[batch_indices(labels, 256, epoch=e, classes_per_batch=32)[0]].tolist()) for e in range(3)]
+    assert all(len(first[i] & first[j]) < 16 for i in range(3) for j in range(i))
 
 
 def test_batches_are_images_with_their_labels() -> None:

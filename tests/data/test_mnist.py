@@ -77,8 +77,8 @@ def test_wrong_files_are_refused_by_name(
 
 def test_another_data_set_under_the_names_of_mnist_is_refused(tmp_path: Path) -> None:
     """As Fashion-MNIST would be: the right size, another content."""
-    write_mnist(tmp_path, 60_000, 10)
-    with pytest.raises(DataError, match=r"train-images-idx3-ubyte.gz is not the file of MNIST: .* another SHA-256"):
+    write_mnist(tmp_path, 60_000, 10, packed=False)
+    with pytest.raises(DataError, match=r"train-images-idx3-ubyte is not the file of MNIST: .* another SHA-256"):
         load("mnist", tmp_path)
 
 

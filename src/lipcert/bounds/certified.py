@@ -45,44 +45,67 @@ def bound(
         options: how the norms are bounded.
         progress: called with what is being done and the fraction done.
     """
+    return bound_targets(model, input_shape, method, (target,), options=options, progress=progress)[target]
+
+
+def bound_targets(
+    model: nn.Module,
+    input_shape: tuple[int, ...],
+    method: str,
+    targets: Sequence[str],
+    *,
+    options: NormOptions | None = None,
+    progress: Progress = no_progress,
+) -> dict[str, Bound]:
+    """`bound` for several targets, which share the norms; each bound's time is that of all of them."""
     check_choice("method", method, METHODS)
-    check_choice("target", target, TARGETS)
+    for target in targets:
+        check_choice("target", target, TARGETS)
     began = perf_counter()
     mark = fingerprint(model, trace(model, input_shape))
     check_finite(model)
     network = trace(copy.deepcopy(model).double(), input_shape)
-    if target != "network":
+    if set(targets) != {"network"}:
         _ = network.classes
     with torch.no_grad():
-        naive = [(0.0, float(slope)) for _, slope in network.lipschitz_sectors()]
-        sectors = naive if method == "naive" else [(float(c), float(s)) for c, s in network.sectors()]
+        slopes = [float(slope) for _, slope in network.lipschitz_sectors()]
+        sectors = (
+            [(0.0, s) for s in slopes] if method == "naive" else [(float(c), float(s)) for c, s in network.sectors()]
+        )
         centres, radii = [c for c, _ in sectors], [s for _, s in sectors]
-        last = network.depth + 1 if target == "network" else network.depth
-        norms = bound_norms(network, centres, last, options, progress)
+        norms = bound_norms(network, centres, network.depth + ("network" in targets), options, progress)
         between = _between(norms, radii, network.depth)
-        if target == "network":
-            rows = torch.tensor([norms.bounds.get((last, i), 0.0) for i in range(last)], dtype=torch.float64)
-        elif target == "last-layer":
-            rows = _row_norms(network, [c for c, _ in naive], target, norms.errors)
-            radii = [slope for _, slope in naive]
-        else:
-            rows = _row_norms(network, centres, target, norms.errors)
+        progress("rows", 0.0)
+        results = {}
+        for target in targets:
+            if target == "network":
+                last = network.depth + 1
+                rows = torch.tensor([norms.bounds.get((last, i), 0.0) for i in range(last)], dtype=torch.float64)
+            else:
+                open_centres = [0.0] * len(slopes) if target == "last-layer" else centres
+                rows = _row_norms(network, open_centres, target, norms.errors)
+            results[target] = rows, slopes if target == "last-layer" else radii
         progress("rows", 1.0)
-        tails = _tails(rows, between, radii)
-    weights = torch.tensor(radii, dtype=torch.float64) * torch.cat([torch.ones(1, dtype=torch.float64), between[1:, 0]])
-    facts = Facts(
-        method,
-        target,
-        "deterministic" if not norms.randomised else f"holds with probability ≥ 1 − {norms.failure_probability:g}",
-        norms.failure_probability,
-        norms.inflation,
-        perf_counter() - began,
-        tuple(input_shape),
-        tuple(site_names(network)),
-        mark,
-        _version(),
-    )
-    return Bound(facts, tails, between, weights * _mean(rows, target))
+    seconds = perf_counter() - began
+    proved = not norms.randomised
+    bounds = {}
+    for target, (rows, weights) in results.items():
+        facts = Facts(
+            method,
+            target,
+            "deterministic" if proved else f"holds with probability ≥ 1 − {norms.failure_probability:g}",
+            norms.failure_probability,
+            norms.inflation,
+            seconds,
+            tuple(input_shape),
+            tuple(site_names(network)),
+            mark,
+            _version(),
+        )
+        prefix = torch.cat([torch.ones(1, dtype=torch.float64), between[1:, 0]])
+        shares = torch.tensor(weights, dtype=torch.float64) * prefix * _mean(rows, target)
+        bounds[target] = Bound(facts, _tails(rows, between, weights), between, shares)
+    return bounds
 
 
 def _between(norms: CertifiedNorms, radii: Sequence[float], depth: int) -> Tensor:

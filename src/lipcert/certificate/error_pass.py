@@ -172,8 +172,9 @@ def _norms(x: Tensor) -> Tensor:
     """(B,): l2 norm of every row in float64, from above."""
     size = x[0].numel()
     lost = 1.01 * (size * torch.finfo(x.dtype).tiny) ** 0.5  # squares that underflow
-    norms: Tensor = torch.linalg.vector_norm(x, dim=tuple(range(1, x.dim()))).double()
-    return norms * (1 + gamma(size + 4, x.dtype)) + lost
+    norms = torch.linalg.vector_norm(x, dim=tuple(range(1, x.dim()))).double()
+    upper: Tensor = norms * (1 + gamma(size + 4, x.dtype)) + lost
+    return upper
 
 
 def _copies(args: Any, kwargs: Any) -> tuple[Any, Any]:

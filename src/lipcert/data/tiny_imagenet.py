@@ -95,10 +95,10 @@ def _annotated(
 
 
 def _lines(source: Path, texts: dict[str, bytes], name: str) -> list[str]:
-    lines = texts.get(name, b"").decode("utf-8", errors="replace").splitlines()
-    if not lines:
+    lines = [line.strip() for line in texts.get(name, b"").decode("utf-8", errors="replace").splitlines()]
+    if not any(lines):
         raise DataError(f"{source} lacks {name} (or it is empty); fetch the data set again")
-    return [line.strip() for line in lines if line.strip()]
+    return [line for line in lines if line]
 
 
 def _names(texts: dict[str, bytes], ids: Sequence[str]) -> tuple[str, ...]:

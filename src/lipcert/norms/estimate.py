@@ -21,8 +21,8 @@ def random_vectors(sweep: Sweep, seed: int) -> Vectors:
     vectors = {}
     for i, pairs in sweep.starts.items():
         shape = network.nodes[network.sites[i].output].shape
-        x = torch.randn(len(pairs), *shape, generator=generator)
-        vectors[i] = (x / row_norms(x, keepdim=True)).to(network.device, network.dtype)
+        x = torch.randn(len(pairs), *shape, generator=generator).to(network.device, network.dtype)
+        vectors[i] = x / row_norms(x, keepdim=True)
     return vectors
 
 

@@ -48,9 +48,9 @@ def linear_function(call: Call, input: Input, weight: Constant, bias: Any = None
 
 @register_rule(torch.matmul, operator.matmul, torch.mm, "matmul", "mm", "__matmul__")
 def matmul(call: Call, x: Input, weight: Constant) -> Result:
-    read = _live(weight)
-    if not isinstance(x, Input) or read().dim() != 2:
+    if not isinstance(x, Input) or (isinstance(weight, Constant) and weight().dim() != 2):
         raise Refusal("only x @ W with a constant matrix W is supported; use torch.nn.functional.linear")
+    read = _live(weight)
     return Dense(lambda: read().T, x.shape, call.out_shape)
 
 

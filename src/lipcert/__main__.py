@@ -1,0 +1,5 @@
+"""`python -m lipcert`."""
+
+from lipcert.cli import main
+
+main()

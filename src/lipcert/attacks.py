@@ -1,0 +1,139 @@
+"""Attacks from foolbox, and the judgement of certificates by them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from lipcert.certificate.certify import Certificates
+from lipcert.errors import CertificateViolation, OptionError, TrainingModeError, check_choice
+from lipcert.files import replace_file
+
+PAPER_STEP = 0.001
+"""The constant step of the paper's PGD evaluation."""
+
+
+@dataclass(frozen=True, eq=False)
+class Attacked:
+    """What an attack found, one entry per input.
+
+    adversarial: inputs with another prediction; the given inputs where none was found.
+    distance: l2 distance to it in float64, infinite where none was found.
+    """
+
+    adversarial: Tensor
+    distance: Tensor
+
+    @property
+    def success(self) -> Tensor:
+        return torch.isfinite(self.distance)
+
+
+def pgd(
+    model: nn.Module,
+    x: Tensor,
+    classes: Tensor,
+    epsilon: float,
+    *,
+    steps: int = 100,
+    step: str = "relative",
+    restarts: int = 2,
+    pixels: tuple[float, float] = (0.0, 1.0),
+) -> Attacked:
+    """l2 projected gradient descent: looks for inputs within ε that the model does not assign to `classes`.
+
+    step="relative" moves by ε/10 at first and restarts from random points; step="paper" makes the paper's constant
+    steps of 0.001 from the input itself.
+    """
+    from foolbox.attacks.projected_gradient_descent import L2ProjectedGradientDescentAttack as L2PGD
+
+    check_choice("step", step, ("relative", "paper"))
+    if steps < 1 or restarts < 1 or epsilon <= 0:
+        raise OptionError("PGD needs epsilon > 0, steps ≥ 1 and restarts ≥ 1")
+    if step == "paper":
+        attacks = [L2PGD(abs_stepsize=PAPER_STEP, steps=steps, random_start=False)]
+    else:
+        relative = 0.1 if steps >= 20 else 2.0 / steps
+        attacks = [L2PGD(rel_stepsize=relative, steps=steps, random_start=k > 0) for k in range(restarts)]
+    best = Attacked(x, torch.full((len(x),), torch.inf, dtype=torch.float64))
+    for attack in attacks:
+        best = _run(partial(attack, epsilons=epsilon), model, x, classes, pixels, best)
+    return best
+
+
+def minimum_norm(
+    model: nn.Module,
+    x: Tensor,
+    classes: Tensor,
+    *,
+    steps: int = 100,
+    pixels: tuple[float, float] = (0.0, 1.0),
+) -> Attacked:
+    """DDN (Rony et al. 2019): looks for the closest input that the model does not assign to `classes`."""
+    from foolbox.attacks.ddn import DDNAttack
+
+    attack = DDNAttack(init_epsilon=1.0, steps=steps, gamma=0.05)
+    nothing = Attacked(x, torch.full((len(x),), torch.inf, dtype=torch.float64))
+    return _run(partial(attack, epsilons=None), model, x, classes, pixels, nothing)
+
+
+def _run(
+    attack: Callable[..., Any],
+    model: nn.Module,
+    x: Tensor,
+    classes: Tensor,
+    pixels: tuple[float, float],
+    best: Attacked,
+) -> Attacked:
+    """Run one attack where none has succeeded yet; success is judged by the model's own prediction."""
+    from foolbox.models.pytorch import PyTorchModel
+
+    if model.training:
+        raise TrainingModeError("the model is in training mode; call model.eval() before attacking it")
+    left = (~best.success).nonzero().flatten()
+    if len(left) == 0:
+        return best
+    candidate: Tensor = attack(PyTorchModel(model, bounds=pixels, device=x.device), x[left], classes[left])[1].detach()
+    with torch.no_grad():
+        changed = model(candidate).argmax(1) != classes[left]
+    distance = torch.linalg.vector_norm((candidate.double() - x[left].double()).flatten(1), dim=1)
+    adversarial, distances = best.adversarial.clone(), best.distance.clone()
+    adversarial[left[changed]] = candidate[changed]
+    distances[left[changed]] = distance[changed]
+    return Attacked(adversarial, distances)
+
+
+def check_certificates(
+    x: Tensor, certificates: Certificates, attacked: Attacked, folder: str | Path, first: int = 0
+) -> None:
+    """Refuse certificates that an attack contradicts: an input within the radius with another prediction.
+
+    The first such input is written to `folder`/violation.safetensors with what was found.
+    """
+    inside = (attacked.distance.cpu() < certificates.radius).nonzero().flatten()
+    if len(inside) == 0:
+        return
+    k = int(inside[0])
+    path = Path(folder) / "violation.safetensors"
+    with replace_file(path) as temporary:
+        save_file(
+            {
+                "input": x[k].contiguous().cpu(),
+                "adversarial": attacked.adversarial[k].contiguous().cpu(),
+                "prediction": certificates.prediction[k].clone(),
+                "radius": certificates.radius[k].clone(),
+                "distance": attacked.distance[k].clone().cpu(),
+            },
+            temporary,
+        )
+    raise CertificateViolation(
+        f"the certificate of input {first + k} does not hold: an input at distance {float(attacked.distance[k]):.6g} "
+        f"is classified differently, inside the radius {float(certificates.radius[k]):.6g}; it is saved in {path}"
+    )

@@ -1,0 +1,144 @@
+"""The command line: arguments in, tables out."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from lipcert.commands import constants, evaluate
+from lipcert.commands.progress import progress_bar
+from lipcert.errors import LipcertError, OptionError
+from lipcert.loading import load_model
+
+app = typer.Typer(
+    help="Certified l2 robustness of PyTorch classifiers.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+console = Console()
+
+Model = Annotated[str, typer.Argument(help="Zoo name, module:factory, .safetensors checkpoint or run folder.")]
+Weights = Annotated[Path | None, typer.Option(help="Weights for the model, a .safetensors file.")]
+InputShape = Annotated[str | None, typer.Option(help="Shape of one input, such as 3,32,32.")]
+Data = Annotated[str, typer.Option(help="digits, mnist, cifar10, tiny-imagenet, or an image folder.")]
+DataDir = Annotated[Path | None, typer.Option(help="Where the data sets are.", envvar="LIPCERT_DATA_DIR")]
+Eps = Annotated[list[float], typer.Option(help="l2 perturbation size, in units of pixels in [0, 1]; repeatable.")]
+Limit = Annotated[int | None, typer.Option(help="Use the first N test inputs only.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+@app.callback()
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)] = False,
+) -> None:
+    if version:
+        from lipcert import __version__
+
+        console.print(f"lipcert {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def bound(
+    model: Model,
+    weights: Weights = None,
+    input_shape: InputShape = None,
+    method: Annotated[list[str] | None, typer.Option(help="naive or liplt; repeatable; default: both.")] = None,
+    target: Annotated[list[str] | None, typer.Option(help="network, per-class, last-layer, pairwise.")] = None,
+    estimate: Annotated[bool, typer.Option("--estimate", help="Power iteration: fast, not guaranteed.")] = False,
+    iterations: Annotated[int, typer.Option(help="Power iterations of an estimate.")] = 100,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Lipschitz constants by method and target, side by side, with times and guarantees."""
+    loaded = load_model(model, weights=weights, input_shape=_shape(input_shape))
+    with progress_bar(hidden=quiet or as_json) as progress:
+        rows = constants.constants(loaded, method, target, iterations if estimate else None, progress)
+    if as_json:
+        print(json.dumps([row.as_dict() for row in rows], indent=2))
+        return
+    console.print(constants.constants_table(loaded, rows))
+
+
+@app.command()
+def certify(
+    model: Model,
+    data: Data,
+    eps: Eps,
+    weights: Weights = None,
+    input_shape: InputShape = None,
+    data_dir: DataDir = None,
+    out: Annotated[Path, typer.Option(help="Folder for certificates.csv and summary.json.")] = Path("runs/certify"),
+    attack: Annotated[bool, typer.Option("--attack", help="Attack every input and cross-check its radius.")] = False,
+    limit: Limit = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Clean, attacked and certified accuracy; radii of every test input as CSV. Continues where it stopped."""
+    loaded = load_model(model, weights=weights, input_shape=_shape(input_shape))
+    with progress_bar(hidden=quiet or as_json) as progress:
+        summary = evaluate.certify(loaded, data, data_dir, eps, out, attack=attack, limit=limit, progress=progress)
+    _show(summary, as_json)
+
+
+@app.command()
+def attack(
+    model: Model,
+    data: Data,
+    eps: Eps,
+    weights: Weights = None,
+    input_shape: InputShape = None,
+    data_dir: DataDir = None,
+    steps: Annotated[int, typer.Option(help="PGD iterations.")] = 100,
+    step: Annotated[str, typer.Option(help="relative (ε/10) or paper (0.001).")] = "relative",
+    restarts: Annotated[int, typer.Option(help="PGD runs, all but the first from random points.")] = 2,
+    limit: Limit = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Clean accuracy and accuracy under l2 PGD."""
+    loaded = load_model(model, weights=weights, input_shape=_shape(input_shape))
+    with progress_bar(hidden=quiet or as_json) as progress:
+        settings = evaluate.PgdSettings(steps, step, restarts)
+        summary = evaluate.attack(loaded, data, data_dir, eps, settings, limit=limit, progress=progress)
+    _show(summary, as_json)
+
+
+def _show(summary: evaluate.Summary, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(summary.as_dict(), indent=2))
+        return
+    table = Table(*summary.columns, title=summary.title, caption=summary.caption)
+    for row in summary.rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def _shape(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise OptionError(f"--input-shape is {text!r}, expected numbers such as 3,32,32") from None
+
+
+def main() -> None:
+    """Entry point: prints a LipcertError as one message and exits with 2."""
+    try:
+        app()
+    except LipcertError as error:
+        Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False, markup=True)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

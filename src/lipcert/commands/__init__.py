@@ -1,0 +1,1 @@
+"""What the commands do, between the parsed arguments and the printed tables."""

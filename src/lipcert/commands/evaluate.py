@@ -1,0 +1,209 @@
+"""`lipcert certify` and `lipcert attack`: accuracies of a model on a data set."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lipcert import attacks, data
+from lipcert.bounds.bound import Bound
+from lipcert.bounds.certified import bound as make_bound
+from lipcert.certificate import Certificates, Certifier
+from lipcert.certificate.stream import certify_to_csv
+from lipcert.errors import BoundError, OptionError, ShapeError
+from lipcert.files import replace_file
+from lipcert.loading import LoadedModel
+from lipcert.norms.certified import Progress as Report
+
+_BATCH = 256
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A table of results, with the facts it rests on."""
+
+    title: str
+    caption: str
+    columns: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    facts: dict[str, Any]
+
+    def as_dict(self) -> dict[str, Any]:
+        return self.facts
+
+
+@dataclass(frozen=True)
+class PgdSettings:
+    """How PGD is run."""
+
+    steps: int = 100
+    step: str = "relative"
+    restarts: int = 2
+
+
+def certify(
+    loaded: LoadedModel,
+    name: str,
+    data_dir: Path | None,
+    epsilons: Sequence[float],
+    out: Path,
+    *,
+    attack: bool,
+    limit: int | None,
+    progress: Report,
+) -> Summary:
+    """Bound, certify (continuing an earlier run in the same folder), optionally attack; writes the folder `out`."""
+    _check_epsilons(epsilons)
+    dataset, test = _test_split(loaded, name, data_dir, limit)
+    began = time.perf_counter()
+    bound = _stored_bound(loaded, out, progress)
+    certifier = Certifier(loaded.model, bound)
+    facts: dict[str, Any] = {
+        "model": loaded.name, "data": dataset.name, "note": dataset.note, "inputs": len(test),
+        "units": "l2, pixels in [0, 1]",
+        "method": bound.method, "target": bound.target, "guarantee": bound.guarantee,
+        "fingerprint": bound.facts.fingerprint, "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
+    }  # fmt: skip
+    origin = f"{dataset.name} {dataset.checksum} float32"
+    certificates = certify_to_csv(
+        certifier,
+        lambda first, last: (test.pixels(slice(first, last)), test.labels[first:last]),
+        len(test),
+        out / "certificates.csv",
+        origin=origin,
+        batch_size=_BATCH,
+        progress=progress,
+    )
+    attacked = _cross_check(loaded, test, certificates, epsilons, out, progress) if attack else {}
+    clean = certificates.clean_accuracy
+    radius = certificates.radius
+    rows = []
+    facts |= {"clean": clean, "mean_radius": float(radius.mean()), "median_radius": float(radius.median()), "at": []}
+    for epsilon in epsilons:
+        certified = float(certificates.certified_accuracy(float(epsilon)))  # type: ignore[arg-type]
+        pgd = attacked.get(epsilon)
+        facts["at"].append({"epsilon": epsilon, "certified": certified, "attacked": pgd})
+        shown = f"{pgd:.2%}" if pgd is not None else "–"
+        cells = (f"{epsilon:g}", f"{clean:.2%}", shown, f"{certified:.2%}")
+        rows.append((*cells, f"{facts['mean_radius']:.4f}", f"{facts['median_radius']:.4f}"))
+    facts["seconds"] = time.perf_counter() - began
+    with replace_file(out / "summary.json") as temporary:
+        temporary.write_text(json.dumps(facts, indent=2) + "\n")
+    return Summary(
+        f"{loaded.name} on {dataset.name}, {len(test)} test inputs",
+        f"Certified: {bound.guarantee}; rounding included. {dataset.note} Written to {out}.",
+        ("ε (l2)", "clean", "attacked", "certified", "mean radius", "median radius"),
+        rows,
+        facts,
+    )
+
+
+def attack(
+    loaded: LoadedModel,
+    name: str,
+    data_dir: Path | None,
+    epsilons: Sequence[float],
+    settings: PgdSettings,
+    *,
+    limit: int | None,
+    progress: Report,
+) -> Summary:
+    """Clean accuracy and accuracy under PGD."""
+    _check_epsilons(epsilons)
+    dataset, test = _test_split(loaded, name, data_dir, limit)
+    rows, results = [], []
+    for epsilon in epsilons:
+        clean = survived = 0
+        for first in range(0, len(test), _BATCH):
+            x, label = test.pixels(slice(first, first + _BATCH)), test.labels[first : first + _BATCH]
+            right = _predict(loaded, x) == label
+            found = attacks.pgd(loaded.model, x, label, epsilon, **asdict(settings))
+            clean += int(right.sum())
+            survived += int((right & ~found.success).sum())
+            progress(f"attacking, ε = {epsilon:g}", min(1.0, (first + _BATCH) / len(test)))
+        results.append({"epsilon": epsilon, "clean": clean / len(test), "attacked": survived / len(test)})
+        rows.append((f"{epsilon:g}", f"{clean / len(test):.2%}", f"{survived / len(test):.2%}"))
+    facts = {"model": loaded.name, "data": dataset.name, "inputs": len(test), **asdict(settings), "at": results}
+    title = f"{loaded.name} on {dataset.name}, {len(test)} test inputs"
+    caption = f"l2 PGD, {settings.steps} iterations, step {settings.step}, {settings.restarts} runs. {dataset.note}"
+    return Summary(title, caption, ("ε (l2)", "clean", "attacked"), rows, facts)
+
+
+def _cross_check(
+    loaded: LoadedModel,
+    test: data.Split,
+    certificates: Certificates,
+    epsilons: Sequence[float],
+    out: Path,
+    progress: Report,
+) -> dict[float, float]:
+    """Attack every input, by DDN and by PGD at each ε; any success inside a radius is an error.
+
+    DDN may leave the range of pixels, because radii hold there too. Returns the accuracy under PGD for each ε; it lies
+    between certified and clean accuracy, or this raises.
+    """
+    survived = dict.fromkeys(epsilons, 0)
+    for first in range(0, len(test), _BATCH):
+        x = test.pixels(slice(first, first + _BATCH))
+        part = _slice(certificates, first, first + len(x))
+        closest = attacks.minimum_norm(loaded.model, x, part.prediction, pixels=(-4.0, 5.0))
+        attacks.check_certificates(x, part, closest, out, first)
+        for epsilon in epsilons:
+            found = attacks.pgd(loaded.model, x, part.prediction, epsilon)
+            attacks.check_certificates(x, part, found, out, first)
+            survived[epsilon] += int((part.correct & ~found.success).sum())
+        progress("attacking", min(1.0, (first + _BATCH) / len(test)))
+    return {epsilon: count / len(test) for epsilon, count in survived.items()}
+
+
+def _slice(certificates: Certificates, first: int, last: int) -> Certificates:
+    assert certificates.label is not None
+    part = slice(first, last)
+    return Certificates(
+        certificates.prediction[part],
+        certificates.margin[part],
+        certificates.radius[part],
+        certificates.guarantee,
+        certificates.label[part],
+    )
+
+
+def _stored_bound(loaded: LoadedModel, out: Path, progress: Report) -> Bound:
+    """The bound in the output folder if it belongs to the model, a new one otherwise."""
+    path = out / "bound"
+    try:
+        bound = Bound.load(path)
+        bound.check_belongs(loaded.model)
+    except BoundError:
+        bound = make_bound(loaded.model, loaded.input_shape, progress=progress)
+        bound.save(path)
+    return bound
+
+
+def _test_split(
+    loaded: LoadedModel, name: str, data_dir: Path | None, limit: int | None
+) -> tuple[data.Dataset, data.Split]:
+    dataset = data.load(name, data_dir)
+    if dataset.input_shape != loaded.input_shape:
+        raise ShapeError(f"{name} has images of shape {dataset.input_shape}, the model takes {loaded.input_shape}")
+    test = dataset.test
+    return dataset, test.take(slice(0, limit)) if limit else test
+
+
+def _check_epsilons(epsilons: Sequence[float]) -> None:
+    if not epsilons or any(not 0 < epsilon < float("inf") for epsilon in epsilons):
+        raise OptionError(f"--eps is {list(epsilons)}, expected positive numbers such as 1.58")
+
+
+@torch.no_grad()
+def _predict(loaded: LoadedModel, x: Tensor) -> Tensor:
+    prediction: Tensor = loaded.model(x).argmax(1)
+    return prediction

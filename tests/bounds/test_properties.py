@@ -1,0 +1,135 @@
+"""What every estimate must satisfy, whatever the network."""
+
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import lipcert
+from helpers import converged, examples, jacobian, randn
+from lipcert.bounds.targets import pairwise_matrix
+from models import PaperResidual, RandomDag, dense_chain, gaussian, named_models
+
+MODELS = named_models()
+OPERATIONS = st.sampled_from(["linear", "cat", "add", "relu", "relu", "gelu", "tanh", "leaky"])
+
+
+@cache
+def value(name, method, target):
+    """The converged estimate of a named model."""
+    with torch.no_grad():
+        return converged(*MODELS[name], method=method, target=target)()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_pairwise_is_at_most_per_class_and_network(name):
+    pairwise, classes = value(name, "liplt", "pairwise"), 3
+    per_class = pairwise_matrix(value(name, "liplt", "per-class"), "per-class", classes)
+    network = pairwise_matrix(value(name, "liplt", "network"), "network", classes)
+    assert (pairwise <= per_class * (1 + 1e-9)).all()
+    assert (pairwise <= network * (1 + 1e-9)).all()
+
+
+@pytest.mark.parametrize("target", ["network", "per-class", "last-layer", "pairwise"])
+@pytest.mark.parametrize("name", MODELS)
+def test_liplt_is_at_most_naive(name, target):
+    liplt, naive = (value(name, method, target) for method in ("liplt", "naive"))
+    assert (liplt <= naive * (1 + 1e-9)).all()
+
+
+@examples(0.4)
+@given(
+    plan=st.lists(st.tuples(OPERATIONS, st.integers(0, 9), st.integers(0, 9)), min_size=2, max_size=8),
+    seed=st.integers(0, 99),
+)
+def test_liplt_is_at_most_naive_on_random_dags(plan, seed):
+    model = gaussian(RandomDag(3, 3, plan), seed)
+    with torch.no_grad():
+        liplt, naive = (converged(model, (3,), method=method)() for method in ("liplt", "naive"))
+    assert (liplt <= naive * (1 + 1e-9)).all()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_sampled_slopes_never_exceed_the_estimate(name):
+    """Secants of many lengths, and the Jacobian at points where the network is differentiable."""
+    model, shape = MODELS[name]
+    network, pairwise = value(name, "liplt", "network").item(), value(name, "liplt", "pairwise")
+    with torch.no_grad():
+        x = randn(600, *shape)
+        lengths = torch.logspace(-3, 1, 600, dtype=torch.float64).reshape(-1, *[1] * len(shape))
+        y = x + lengths * randn(600, *shape, seed=1)
+        change, distance = model(x) - model(y), (x - y).flatten(1).norm(dim=1)
+    assert (change.norm(dim=1) / distance).max() <= network * (1 + 1e-9)
+    slopes = (change[:, :, None] - change[:, None, :]).abs() / distance[:, None, None]
+    assert (slopes.amax(0) <= pairwise * (1 + 1e-9)).all()
+    local = jacobian(model, shape)
+    assert torch.linalg.matrix_norm(local, 2) <= network * (1 + 1e-9)
+    assert ((local[:, None] - local[None]).norm(dim=2) <= pairwise * (1 + 1e-9)).all()
+
+
+@pytest.mark.parametrize("target", ["network", "per-class", "last-layer", "pairwise"])
+@pytest.mark.parametrize("name", ["chain", "prelu chain", "paper residual", "residual convolutions", "two branches"])
+def test_gradients_agree_with_finite_differences(name, target):
+    """Along a random direction in the space of all parameters."""
+    model, shape = named_models()[name]
+    estimator = converged(model, shape, target=target)
+    parameters = list(model.parameters())
+    directions = [randn(*p.shape, seed=k) for k, p in enumerate(parameters)]
+    gradients = torch.autograd.grad(_weighted(estimator()), parameters, materialize_grads=True)
+    slope = sum((g * d).sum() for g, d in zip(gradients, directions, strict=True)).item()
+    step = 1e-5
+    values = []
+    with torch.no_grad():
+        for sign in (1, -2):
+            for p, d in zip(parameters, directions, strict=True):
+                p.add_(d, alpha=sign * step)
+            for _ in range(5):
+                estimate = _weighted(estimator())
+            values.append(estimate.item())
+    assert slope == pytest.approx((values[0] - values[1]) / (2 * step), rel=1e-4)
+
+
+def _weighted(estimate):
+    return (estimate * randn(*estimate.shape, seed=11)).sum() if estimate.dim() else estimate
+
+
+@pytest.mark.parametrize("method", ["naive", "liplt"])
+@pytest.mark.parametrize("target", ["network", "per-class", "last-layer", "pairwise"])
+@given(factor=st.floats(1e-3, 1e3), layer=st.integers(0, 2))
+def test_positive_homogeneity(method, target, factor, layer):
+    """Scaling any layer of a chain scales the constants of what follows it; signs do not matter."""
+    model = dense_chain(3, 4, 4, 3)
+    before = lipcert.Estimator(model, (3,), method, target, 20).estimate()
+    model[2 * layer].weight.data *= -factor
+    after = lipcert.Estimator(model, (3,), method, target, 20).estimate()
+    torch.testing.assert_close(after.value, factor * before.value, rtol=1e-9, atol=0)
+    torch.testing.assert_close(after.prefix[:layer], before.prefix[:layer], rtol=1e-9, atol=0)
+    torch.testing.assert_close(after.prefix[layer:], factor * before.prefix[layer:], rtol=1e-9, atol=0)
+
+
+def test_biases_do_not_matter():
+    model = dense_chain(3, 4, 3)
+    before = lipcert.Estimator(model, (3,))()
+    model[0].bias.data += 5
+    model[2].bias.data -= 7
+    assert torch.equal(lipcert.Estimator(model, (3,))(), before)
+
+
+@given(seed=st.integers(0, 99))
+def test_orthogonal_layers_make_the_bound_tight_in_the_last_layer(seed):
+    """With orthogonal W_0 and ReLU, m_1 = 1, and LipLT is (‖W_1‖ + ‖W_1‖)/2 = ‖W_1‖, which is attained."""
+    model = dense_chain(4, 4, 2, seed=seed)
+    model[0].weight.data = torch.linalg.qr(model[0].weight.data).Q
+    constant = converged(model, (4,), target="network")().item()
+    assert constant == pytest.approx(torch.linalg.matrix_norm(model[2].weight, 2).item(), rel=1e-6)
+
+
+def test_a_residual_branch_of_zero_leaves_the_skip_connection():
+    model = gaussian(PaperResidual([4, 4], 5, 3, nn.ReLU))
+    model.g[0].weight.data.zero_()
+    constant = converged(model, (4,), target="network")().item()
+    product = model.out.weight @ model.h[0].weight
+    assert constant == pytest.approx(torch.linalg.matrix_norm(product, 2).item(), rel=1e-6)

@@ -1,0 +1,149 @@
+"""LipLT against a plain dense implementation of the theorem, and against Combettes & Pesquet."""
+
+from itertools import combinations, pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import lipcert
+from helpers import converged, examples, randn, reference
+from lipcert.bounds.liplt import prefix_constants
+from models import PaperResidual, RandomDag, dense_chain, gaussian, named_models
+
+MODELS = named_models()
+TARGETS = ["network", "per-class", "last-layer", "pairwise"]
+ACTIVATIONS = {
+    "relu": nn.ReLU,
+    "leaky": lambda: nn.LeakyReLU(0.3),
+    "gelu": nn.GELU,
+    "sigmoid": nn.Sigmoid,
+    "prelu": nn.PReLU,
+}
+OPERATIONS = st.sampled_from(["linear", "cat", "add", "relu", "relu", "gelu", "tanh", "leaky"])
+
+
+def agree(model, shape, method, target):
+    with torch.no_grad():
+        value = converged(model, shape, method=method, target=target)()
+    torch.testing.assert_close(value, reference(model, shape, method, target), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("method", ["naive", "liplt"])
+@pytest.mark.parametrize("name", MODELS)
+def test_networks(name, method, target):
+    agree(*MODELS[name], method, target)
+
+
+@examples(0.5)
+@given(
+    widths=st.lists(st.integers(1, 5), min_size=2, max_size=5),
+    activation=st.sampled_from(list(ACTIVATIONS)),
+    target=st.sampled_from(TARGETS),
+    seed=st.integers(0, 99),
+)
+def test_random_chains(widths, activation, target, seed):
+    model = dense_chain(*widths, activation=ACTIVATIONS[activation], seed=seed)
+    agree(model, (widths[0],), "liplt", target)
+
+
+@examples(0.5)
+@given(
+    widths=st.lists(st.integers(2, 4), min_size=2, max_size=4),
+    activation=st.sampled_from(list(ACTIVATIONS)),
+    target=st.sampled_from(TARGETS),
+    seed=st.integers(0, 99),
+)
+def test_random_residual_networks(widths, activation, target, seed):
+    model = gaussian(PaperResidual(widths, 3, 3, ACTIVATIONS[activation]), seed)
+    agree(model, (widths[0],), "liplt", target)
+
+
+@examples(0.5)
+@given(
+    plan=st.lists(st.tuples(OPERATIONS, st.integers(0, 9), st.integers(0, 9)), min_size=2, max_size=8),
+    target=st.sampled_from(TARGETS),
+    seed=st.integers(0, 99),
+)
+def test_random_dags(plan, target, seed):
+    agree(gaussian(RandomDag(3, 3, plan), seed), (3,), "liplt", target)
+
+
+def test_residual_form_written_out():
+    """thm:multiLayerLipschitz with its own symbols for L = 2, φ = ReLU and y_L = W_2 x_2."""
+    model = gaussian(PaperResidual([3, 4, 3], 5, 2, nn.ReLU))
+    (h0, h1), (w0, w1), (g0, g1) = ([layer.weight for layer in layers] for layers in (model.h, model.w, model.g))
+    w2 = model.out.weight
+    hat0, hat1 = h0 + g0 @ w0 / 2, h1 + g1 @ w1 / 2
+
+    def norm(matrix):
+        return torch.linalg.matrix_norm(matrix, 2).item()
+
+    m0 = norm(w0)
+    m1 = norm(w1 @ hat0) + norm(w1 @ g0) * m0 / 2
+    m2 = norm(w2 @ hat1 @ hat0) + (norm(w2 @ hat1 @ g0) * m0 + norm(w2 @ g1) * m1) / 2
+    estimate = converged(model, (3,), target="network").estimate()
+    assert estimate.prefix.tolist() == pytest.approx([m0, m1], rel=1e-6)
+    assert estimate.value.item() == pytest.approx(m2, rel=1e-6)
+
+
+def combettes_pesquet(weights):
+    """θ_k: the mean over all ways to cut W_k⋯W_0 into consecutive products of the product of their norms."""
+    k = len(weights) - 1
+    total = 0.0
+    for count in range(k + 1):
+        for cuts in combinations(range(1, k + 1), count):
+            ends = [0, *cuts, k + 1]
+            product = 1.0
+            for low, high in pairwise(ends):
+                factor = weights[low]
+                for weight in weights[low + 1 : high]:
+                    factor = weight @ factor
+                product *= torch.linalg.matrix_norm(factor, 2).item()
+            total += product
+    return total / 2**k
+
+
+@examples(0.5)
+@given(widths=st.lists(st.integers(1, 5), min_size=2, max_size=6), seed=st.integers(0, 99))
+def test_relu_chains_give_the_constant_of_combettes_and_pesquet(widths, seed):
+    model = dense_chain(*widths, seed=seed)
+    weights = [layer.weight.detach() for layer in model if isinstance(layer, nn.Linear)]
+    estimate = converged(model, (widths[0],), target="network").estimate()
+    assert estimate.value.item() == pytest.approx(combettes_pesquet(weights), rel=1e-6)
+    prefixes = [combettes_pesquet(weights[:k]) for k in range(1, len(weights))]
+    assert estimate.prefix.tolist() == pytest.approx(prefixes, rel=1e-6)
+
+
+def test_recursion_by_hand():
+    pairs = [(1, 0), (2, 0), (2, 1), (3, 2)]
+    norms, radii = torch.tensor([2.0, 3.0, 5.0, 7.0]), torch.tensor([1.0, 0.5, 0.25])
+    assert prefix_constants(pairs, norms, radii).tolist() == [1.0, 2.0, 3 + 5 * 0.5 * 2, 7 * 0.25 * 8]
+    assert prefix_constants([], norms[:0], radii[:1]).tolist() == [1.0]
+
+
+def test_recursion_is_differentiable():
+    pairs = [(1, 0), (2, 0), (2, 1)]
+    norms, radii = randn(3).abs().requires_grad_(), randn(2, seed=1).abs().requires_grad_()
+    assert torch.autograd.gradcheck(lambda n, r: prefix_constants(pairs, n, r), (norms, radii))
+
+
+@pytest.mark.parametrize("target", ["network", "per-class", "pairwise"])
+def test_linear_models_are_estimated_exactly(target):
+    model, shape = MODELS["purely linear"]
+    value = converged(model, shape, target=target).estimate()
+    assert value.prefix.numel() == 0
+    weight = model[1].weight @ model[0].weight
+    if target == "network":
+        expected = torch.linalg.matrix_norm(weight, 2)
+    else:
+        rows = weight[:, None] - weight[None] if target == "pairwise" else weight
+        expected = rows.norm(dim=-1)
+    torch.testing.assert_close(value.value, expected)
+
+
+def test_identity_has_constant_one():
+    assert lipcert.Estimator(nn.Identity(), (2, 3), target="network")().item() == pytest.approx(1.0, rel=1e-6)

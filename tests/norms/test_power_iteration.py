@@ -1,0 +1,109 @@
+"""Power iteration: from below, monotone, to the norm; row norms that survive zeros and extreme scales."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import lipcert
+from helpers import dense_maps, randn
+from lipcert.network.sweep import Sweep
+from lipcert.norms.estimate import estimate_norms, power_iterate, random_vectors, row_norms
+from models import dense_chain, gaussian, named_models
+
+MODELS = named_models()
+
+
+def sweep_of(model, shape):
+    network = lipcert.trace(model, shape)
+    centres = [c for c, _ in network.sectors()]
+    passing = [not (isinstance(c, float) and c == 0) for c in centres]
+    return Sweep(network, passing, network.depth + 1), centres
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_estimates_grow_towards_the_norms_and_never_exceed_them(name):
+    model, shape = MODELS[name]
+    sweep, centres = sweep_of(model, shape)
+    dense = dense_maps(model, shape)
+    exact = torch.stack([torch.linalg.matrix_norm(dense.maps[pair], 2) for pair in sweep.pairs])
+    vectors = random_vectors(sweep, 0)
+    previous = torch.zeros_like(exact)
+    with torch.no_grad():
+        for iterations in (0, 1, 3, 10, 400):
+            vectors = power_iterate(sweep, vectors, centres, iterations)
+            norms = estimate_norms(sweep, vectors, centres)
+            assert (norms <= exact * (1 + 1e-12)).all()
+            assert (norms >= previous * (1 - 1e-12)).all()
+            previous = norms
+    torch.testing.assert_close(norms, exact, rtol=1e-3, atol=1e-12)
+
+
+def test_vectors_are_unit_vectors_and_reproducible():
+    sweep, centres = sweep_of(*MODELS["paper residual"])
+    first, second, other = (random_vectors(sweep, seed) for seed in (3, 3, 4))
+    assert first.keys() == sweep.starts.keys()
+    for i, x in first.items():
+        assert x.dtype == torch.float64
+        assert len(x) == len(sweep.starts[i])
+        assert torch.equal(x, second[i])
+        assert not torch.equal(x, other[i])
+    for vectors in (first, power_iterate(sweep, first, centres, 7)):
+        for x in vectors.values():
+            torch.testing.assert_close(row_norms(x), torch.ones(len(x), dtype=x.dtype), rtol=1e-14, atol=0)
+
+
+def test_iterations_need_no_gradient():
+    sweep, centres = sweep_of(*MODELS["chain"])
+    vectors = power_iterate(sweep, random_vectors(sweep, 0), centres, 2)
+    assert not any(x.requires_grad for x in vectors.values())
+    assert estimate_norms(sweep, vectors, centres).requires_grad
+
+
+def test_a_map_that_is_zero_keeps_its_vector_and_has_zero_norm_and_gradient():
+    model = dense_chain(3, 4, 2)
+    model[0].weight.data.zero_()
+    sweep, centres = sweep_of(model, (3,))
+    start = random_vectors(sweep, 0)
+    vectors = power_iterate(sweep, start, centres, 3)
+    assert torch.equal(vectors[0], start[0])
+    norms = estimate_norms(sweep, vectors, centres)
+    assert norms[sweep.pairs.index((1, 0))] == 0
+    norms.sum().backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+
+
+@given(seed=st.integers(0, 99), exponent=st.integers(-18, 18))
+def test_float32_estimates_scale_with_the_weights(seed, exponent):
+    """Squares of 1e±18 leave the range of float32; the estimate must not notice."""
+    model = gaussian(nn.Linear(3, 4), seed).float()
+    sweep, centres = sweep_of(model, (3,))
+    expected = torch.linalg.matrix_norm(model.weight.double(), 2).item() * 10.0**exponent
+    model.weight.data *= 10.0**exponent
+    with torch.no_grad():
+        vectors = power_iterate(sweep, random_vectors(sweep, 0), centres, 200)
+        assert estimate_norms(sweep, vectors, centres).item() == pytest.approx(expected, rel=1e-4)
+
+
+@given(rows=st.integers(1, 4), seed=st.integers(0, 99), shape=st.lists(st.integers(1, 3), max_size=3))
+def test_row_norms(rows, seed, shape):
+    x = randn(rows, *shape, seed=seed)
+    expected = x.reshape(rows, -1).square().sum(1).sqrt()
+    torch.testing.assert_close(row_norms(x), expected)
+    kept = row_norms(x, keepdim=True)
+    assert kept.shape == (rows, *[1] * len(shape))
+    torch.testing.assert_close(kept.flatten(), expected)
+
+
+def test_row_norms_of_zero_nan_and_extreme_rows():
+    rows = torch.tensor([[0.0, 0.0], [3e30, 4e30], [3e-30, 4e-30], [3.0, float("nan")]], requires_grad=True)
+    norms = row_norms(rows)
+    torch.testing.assert_close(norms[:3], torch.tensor([0.0, 5e30, 5e-30]))
+    assert norms[3].isnan()
+    norms[:3].sum().backward()
+    torch.testing.assert_close(rows.grad[:3], torch.tensor([[0.0, 0.0], [0.6, 0.8], [0.6, 0.8]]))
+
+
+def test_row_norms_gradient():
+    assert torch.autograd.gradcheck(row_norms, randn(4, 5).requires_grad_())

@@ -1,0 +1,65 @@
+"""Imports go downwards only, and the package does not know where it is developed."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import lipcert
+
+SOURCE = Path(lipcert.__file__).parent
+ORDER = [
+    "errors", "network", "norms", "bounds", "certificate", "losses", "layers", "data", "training", "attacks", "zoo",
+    "report", "cli",
+]  # fmt: skip
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(SOURCE))
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imported_parts(path: Path) -> set[str]:
+    """The parts of lipcert that a file imports, anywhere in it."""
+    parts = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.name} has a relative import"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        parts |= {name.split(".")[1] for name in names if name.startswith("lipcert.")}
+    return parts
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in FILES if part_of(p) != "__init__"], ids=lambda p: str(p.relative_to(SOURCE))
+)
+def test_imports_go_downwards_only(path):
+    part = part_of(path)
+    known = [name for name in imported_parts(path) if name in ORDER]
+    if part in ORDER:
+        assert all(ORDER.index(name) <= ORDER.index(part) for name in known), f"{part} imports {known}"
+
+
+def test_the_order_covers_the_package():
+    parts = {part_of(path) for path in FILES} - {"__init__"}
+    assert {"errors", "network", "norms", "bounds"} <= parts
+
+
+def test_a_file_that_imports_upwards_would_be_found(tmp_path):
+    file = tmp_path / "example.py"
+    file.write_text("def f():\n    from lipcert.zoo import build\n    import lipcert.bounds.targets\n")
+    assert imported_parts(file) == {"zoo", "bounds"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_no_file_refers_to_the_development_folder(path):
+    assert "/shared" not in path.read_text(encoding="utf-8")
+    assert "shared/" not in path.read_text(encoding="utf-8")
