@@ -18,3 +18,21 @@ torch.set_num_threads(1)
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of real data sets need a folder that holds them."""
+    if os.environ.get("LIPCERT_DATA_DIR"):
+        return
+    for item in items:
+        if item.get_closest_marker("data"):
+            item.add_marker(pytest.mark.skip(reason="needs real data: set LIPCERT_DATA_DIR"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say which real-data tests did not run."""
+    skipped = [report.nodeid for report in terminalreporter.stats.get("skipped", []) if "data" in report.keywords]
+    if skipped:
+        terminalreporter.section("real-data tests that did not run (set LIPCERT_DATA_DIR)")
+        for name in sorted(set(skipped)):
+            terminalreporter.write_line(name)

@@ -31,6 +31,7 @@ class CertifiedClassifier(nn.Module):
             errors = certifier.rounding.errors_from(certifier._pass.execute(zero))
         self.model = model
         self._bound = bound
+        self._reach = certifier.rounding.reach
         device = certifier.network.device
         self.register_buffer("constants", certifier.constants.to(device))
         self.register_buffer("reference_errors", errors.to(device))
@@ -54,7 +55,8 @@ class CertifiedClassifier(nn.Module):
         margins = wide.gather(1, prediction[:, None]) - wide
         distance = torch.linalg.vector_norm(x.flatten(1).double(), dim=1)[:, None] * (1 + 1e-12)
         errors = 2 * (self.reference_errors[prediction] + self.growth[prediction] * distance)
-        return logits, certified_radius(margins, errors, self.constants[prediction], prediction)
+        radius = certified_radius(margins, errors, self.constants[prediction], prediction).clamp(max=self._reach)
+        return logits, torch.where(torch.isfinite(wide).all(1), radius, 0.0)
 
     def _read_versions(self) -> list[tuple[int, int]]:
         return [(tensor.data_ptr(), tensor._version) for tensor in self._weights()]

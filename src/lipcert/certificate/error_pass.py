@@ -117,14 +117,15 @@ class ErrorPass(fx.Interpreter):
             self._errors[v] = None  # type: ignore[assignment]
             return
         for edge in node.edges:
-            if edge.source not in self._values:
-                inner = self.network.nodes[edge.source].edges[0]
-                self._values[edge.source] = inner.op.apply(self._values[inner.source])
             self._reach(edge.source)
-        if v not in self._values:
-            (edge,) = node.edges
-            self._values[v] = edge.op.apply(self._values[edge.source])
         self._errors[v] = self._node_error(v, node)
+
+    def _value(self, v: int) -> Tensor:
+        """The value of a node; those that the model does not materialise (an explicit padding) are computed."""
+        if v not in self._values:
+            (edge,) = self.network.nodes[v].edges
+            self._values[v] = edge.op.apply(self._value(edge.source))
+        return self._values[v]
 
     def _node_error(self, v: int, node: Node) -> Tensor:
         carried = [
@@ -133,9 +134,9 @@ class ErrorPass(fx.Interpreter):
         terms = local_terms(node)
         total = sum(carried) if carried else None
         if terms == 1 and all(edge.op.terms == 0 for edge in node.edges):  # one addition: half an ulp of the result
-            local = self._values[v].abs() * gamma(1, self.network.dtype) + self.tiny
+            local = self._value(v).abs() * gamma(1, self.network.dtype) + self.tiny
         elif terms > 0:
-            first, *others = (edge.op.magnitude(self._values[edge.source].abs()) for edge in node.edges)
+            first, *others = (edge.op.magnitude(self._value(edge.source).abs()) for edge in node.edges)
             local = sum(others, start=first)
             offset = self.offsets[v]
             if offset is not None:
@@ -161,7 +162,7 @@ class ErrorPass(fx.Interpreter):
         if error is not None:
             bound = bound + lipschitz * _norms(error)
         if site.slope.ulps or site.slope.absolute:
-            relative = 2 * site.slope.ulps * gamma(1, self.network.dtype)
+            relative = 2 * site.slope.roundings(result[0].numel()) * gamma(1, self.network.dtype)
             entry = site.slope.absolute + self.tiny
             scale = _norms(result) + lipschitz * _norms(self._values[site.source])
             bound = bound + relative * scale + entry * result[0].numel() ** 0.5

@@ -33,6 +33,7 @@ class RoundingModel:
     amplify: (n, n), D = amplify·d⁰ covers the errors at the centre and at any point of the ball together.
     ball: (n, n), d = ball·d⁰ covers those at a point of the ball alone (for R = 0).
     growth: (K, K), κ: how fast the error of a difference can grow with the distance.
+    reach: how far from an input nothing can overflow, whatever its values up to 1e36.
     """
 
     tails: Tensor
@@ -40,6 +41,7 @@ class RoundingModel:
     amplify: Tensor
     ball: Tensor
     growth: Tensor
+    reach: float
 
     def errors(self, execution: Execution, predictions: Tensor) -> Tensor:
         """(B, K): bound on the errors of z_y − z_i at the input and at any point near it together."""
@@ -61,11 +63,13 @@ def rounding_model(network: Network, exact: Network, bound: Bound) -> RoundingMo
     n, classes = network.depth, network.classes
     slopes = [site.slope for site in exact.sites[1:-1] if site.slope is not None]
     lipschitz = torch.tensor([1.0, *(float(slope.lipschitz()) for slope in slopes)], dtype=torch.float64)
-    own = torch.tensor([2 * slope.ulps * gamma(1, network.dtype) for slope in slopes], dtype=torch.float64)
+    ulps = [slope.roundings(exact.out_size(k)) for k, slope in enumerate(slopes, start=1)]
+    own = 2 * gamma(1, network.dtype) * torch.tensor(ulps, dtype=torch.float64)
     between = bound.between.cpu()  # (n+1, n+1)
     to_output = lipschitz[:, None] * between + torch.eye(n + 1, dtype=torch.float64)  # Λ_il, sites 0..n
-    stage = _stage_errors(network, exact)  # (n+1, n+1): p_ki for sites k = 1..n+1, i = 0..n
+    stage, norms = _stage_errors(network, exact)  # p_ki and ν_vi, sites k = 1..n+1, i = 0..n
     grown = to_output[:, 0]  # U_i
+    reach = 1e36 / max(1.0, float((norms @ grown).max()))
     slope = lipschitz[1:, None]
     grow = (slope * (stage[:-1] @ grown[:, None]))[:, 0] + 2 * own * grown[1:]
     second = slope * (stage[:-1] @ to_output[:, 1:]) + 2 * own[:, None] * (between[1:, 1:] + 0.0)
@@ -80,11 +84,15 @@ def rounding_model(network: Network, exact: Network, bound: Bound) -> RoundingMo
     tails = tails if tails is not None else torch.zeros(0, classes, classes, dtype=torch.float64)
     tails = tails + last_stage[:, None, None]
     growth = torch.einsum("k,kab->ab", spread, tails) + root * float(stage[-1] @ grown)
-    return RoundingModel(tails, last_stage, identity + ball, ball, growth * (1 + 1e-9))
+    return RoundingModel(tails, last_stage, identity + ball, ball, growth * (1 + 1e-9), reach)
 
 
-def _stage_errors(network: Network, exact: Network) -> Tensor:
-    """(n+1, n+1): p_ki, the error norm at the input of site k = 1..n+1 per unit of ‖û_i‖ at the output of site i."""
+def _stage_errors(network: Network, exact: Network) -> tuple[Tensor, Tensor]:
+    """What a unit of ‖û_i‖ at the output of site i can cause within the stages that begin there.
+
+    (n+1, n+1): p_ki, the error norm at the input of site k = 1..n+1, and (nodes, n+1): ν_vi, the norm of the sums of
+    absolute products at node v.
+    """
     like = torch.zeros((), dtype=torch.float64, device=exact.device)
     starts = {site.output: i for i, site in enumerate(exact.sites[:-1])}
     size = exact.depth + 1
@@ -102,4 +110,4 @@ def _stage_errors(network: Network, exact: Network) -> Tensor:
             error = error + (gamma(terms + 1, network.dtype) * 1.01 if terms else 0.0) * norm
         norms.append(norm)
         errors.append(error)
-    return torch.stack([errors[site.source] for site in exact.sites[1:]]) * 1.01
+    return torch.stack([errors[site.source] for site in exact.sites[1:]]) * 1.01, torch.stack(norms)

@@ -43,6 +43,10 @@ class Slope:
         beta = self.beta if isinstance(self.beta, float) else self.beta().amax()
         return alpha, beta
 
+    def roundings(self, size: int) -> float:
+        """Units in the last place by which an entry can be off, for rows of `size` entries that may be mixed."""
+        return self.ulps if self.elementwise or self.ulps == 0 else self.ulps + size
+
     def lipschitz(self, norm: float = 2.0) -> float | Tensor:
         """The Lipschitz constant max(|alpha|, |beta|) of φ; what the naive bound uses."""
         if not self.elementwise and norm != 2.0:

@@ -1,0 +1,1 @@
+"""Speed and memory of lipcert, as ratios measured side by side in one run."""

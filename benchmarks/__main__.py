@@ -1,0 +1,38 @@
+"""`python -m benchmarks [part …]`: run all parts or some, print tables, store JSON in benchmarks/results."""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+from rich.console import Console
+
+from benchmarks import certificates, estimates
+from benchmarks.measure import store
+
+PARTS = {
+    "steps": estimates.step_costs,
+    "depth": estimates.depth_growth,
+    "pairwise": lambda repeats: estimates.pairwise_cost(max(3, repeats // 3)),
+    "bounds": lambda repeats: certificates.bound_times(["4C3F", "6C2F", "8C2F"]),
+    "certify": lambda repeats: certificates.certification_speed(max(3, repeats // 3)),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("parts", nargs="*", help=f"some of {', '.join(PARTS)}; default: all")
+    parser.add_argument("--repeats", type=int, default=9)
+    arguments = parser.parse_args()
+    if unknown := set(arguments.parts) - set(PARTS):
+        parser.error(f"unknown part {', '.join(unknown)}; choose from {', '.join(PARTS)}")
+    torch.set_flush_denormal(True)
+    console = Console()
+    for name in arguments.parts or PARTS:
+        figures, table = PARTS[name](arguments.repeats)
+        console.print(table)
+        store(name, f"python -m benchmarks {name} --repeats {arguments.repeats}", figures)
+
+
+if __name__ == "__main__":
+    main()

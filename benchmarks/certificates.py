@@ -1,0 +1,61 @@
+"""What guaranteed bounds and certificates cost."""
+
+from __future__ import annotations
+
+import resource
+import time
+
+import torch
+from rich.table import Table
+
+import lipcert
+from benchmarks.measure import side_by_side
+from lipcert import zoo
+from lipcert.certificate import Certifier
+
+MINUTES = {"4C3F": 3, "6C2F": 3, "8C2F": 20}
+INPUTS = 10_000
+
+
+def bound_times(names: list[str]) -> tuple[list[dict[str, object]], Table]:
+    """Time and peak memory of guaranteed pairwise bounds."""
+    table = Table(
+        "network", "seconds", "limit", "peak GiB so far", "guarantee", title="Guaranteed pairwise LipLT bounds"
+    )
+    figures: list[dict[str, object]] = []
+    for name in names:
+        model = zoo.build(name, seed=0).eval()
+        began = time.perf_counter()
+        bound = lipcert.bound(model, zoo.ZOO[name].input_shape)
+        seconds = time.perf_counter() - began
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        figures.append({"network": name, "seconds": seconds, "limit": 60 * MINUTES[name], "peak_gib": peak,
+                        "guarantee": bound.guarantee, "inflation": bound.inflation})  # fmt: skip
+        table.add_row(name, f"{seconds:.1f}", f"{60 * MINUTES[name]}", f"{peak:.2f}", bound.guarantee)
+    return figures, table
+
+
+def certification_speed(repeats: int) -> tuple[dict[str, object], Table]:
+    """Speed of `certify` and of CertifiedClassifier against plain inference, 10,000 inputs of 28×28."""
+    model = zoo.build("4C3F", seed=0).eval()
+    x = torch.rand(INPUTS, 1, 28, 28)
+    bound = lipcert.bound(model, (1, 28, 28))
+    certifier, classifier = Certifier(model, bound), lipcert.CertifiedClassifier(model, bound)
+
+    def batches(function: object) -> None:
+        with torch.no_grad():
+            for first in range(0, INPUTS, 256):
+                function(x[first : first + 256])  # type: ignore[operator]
+
+    seconds = side_by_side(
+        {
+            "plain": lambda: batches(model),
+            "certify": lambda: batches(certifier.certify),
+            "classifier": lambda: batches(classifier),
+        },
+        repeats,
+    )
+    table = Table("", "seconds", "speed", title=f"4C3F, {INPUTS} inputs (certify: at least 0.40)")
+    for name, value in seconds.items():
+        table.add_row(name, f"{value:.2f}", f"{seconds['plain'] / value:.2f}×")
+    return {"speed": {name: seconds["plain"] / value for name, value in seconds.items()}, "seconds": seconds}, table

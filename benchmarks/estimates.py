@@ -1,0 +1,108 @@
+"""What a differentiable Lipschitz estimate costs, compared with a plain training step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import log
+
+import torch
+import torch.nn.functional as F
+from rich.table import Table
+
+from benchmarks.measure import peak_memory, side_by_side
+from lipcert import Estimator, zoo
+
+BATCH = 512
+LIMITS = {("4C3F", 10): 0.30, ("6C2F", 5): 0.25, ("4C3F", 1): 0.12, ("6C2F", 1): 0.12}
+
+
+def plain_step(name: str, *, channels_last: bool = False) -> Callable[[], None]:
+    """Forward and backward pass of a cross-entropy on a batch of 512."""
+    model = zoo.build(name, seed=0)
+    x = torch.rand(BATCH, *zoo.ZOO[name].input_shape)
+    if channels_last:
+        model, x = model.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
+    labels = torch.randint(0, zoo.ZOO[name].classes, (BATCH,))
+
+    def step() -> None:
+        model.zero_grad()
+        F.cross_entropy(model(x), labels).backward()
+
+    return step
+
+
+def estimate(name: str, iterations: int, method: str = "liplt", target: str = "pairwise") -> Callable[[], None]:
+    """A differentiable estimate and its backward pass."""
+    model = zoo.build(name, seed=0)
+    estimator = Estimator(model, zoo.ZOO[name].input_shape, method, target, iterations)
+
+    def run() -> None:
+        model.zero_grad()
+        estimator().sum().backward()
+
+    return run
+
+
+def _once(name: str, iterations: int | None) -> None:
+    (plain_step(name) if iterations is None else estimate(name, iterations))()
+
+
+def step_costs(repeats: int) -> tuple[list[dict[str, object]], Table]:
+    """The cost of pairwise LipLT estimates as a fraction of a step."""
+    table = Table(
+        "network",
+        "iterations",
+        "step ms",
+        "estimate ms",
+        "ratio",
+        "of channels-last step",
+        "limit",
+        "step MiB",
+        "estimate MiB",
+    )
+    table.title = f"Differentiable pairwise LipLT estimate, against a plain step of batch {BATCH}"
+    figures: list[dict[str, object]] = []
+    for name in ("4C3F", "6C2F"):
+        counts = [k for n, k in LIMITS if n == name]
+        functions: dict[str, Callable[[], None]] = {
+            "step": plain_step(name), "channels last": plain_step(name, channels_last=True)
+        }  # fmt: skip
+        functions |= {str(k): estimate(name, k) for k in counts}
+        seconds = side_by_side(functions, repeats)
+        step_memory = peak_memory(_once, name, None)
+        for k in counts:
+            ratio, other = seconds[str(k)] / seconds["step"], seconds[str(k)] / seconds["channels last"]
+            memory = peak_memory(_once, name, k)
+            figures.append({"network": name, "iterations": k, "ratio": ratio, "ratio_channels_last": other,
+                            "limit": LIMITS[name, k], "step_seconds": seconds["step"],
+                            "estimate_seconds": seconds[str(k)],
+                            "step_mib": step_memory, "estimate_mib": memory})  # fmt: skip
+            table.add_row(name, str(k), f"{1e3 * seconds['step']:.0f}", f"{1e3 * seconds[str(k)]:.0f}", f"{ratio:.3f}",
+                          f"{other:.3f}", f"{LIMITS[name, k]:.2f}", f"{step_memory:.0f}", f"{memory:.0f}")  # fmt: skip
+    return figures, table
+
+
+def depth_growth(repeats: int) -> tuple[dict[str, object], Table]:
+    """Time over the depth family; an exponent of at most 1 means growth no worse than linear in the layers."""
+    layers = {name: sum(p.dim() > 1 for p in zoo.build(name, seed=0).parameters()) for name in zoo.DEPTH_FAMILY}
+    seconds = side_by_side({name: estimate(name, 5) for name in zoo.DEPTH_FAMILY}, repeats)
+    table = Table("network", "layers", "estimate ms", "ms per layer", title="Growth with depth, 5 iterations")
+    for name, count in layers.items():
+        table.add_row(name, str(count), f"{1e3 * seconds[name]:.0f}", f"{1e3 * seconds[name] / count:.1f}")
+    xs, ys = [log(n) for n in layers.values()], [log(seconds[name]) for name in layers]
+    mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
+    exponent = sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / sum(
+        (x - mean_x) ** 2 for x in xs
+    )
+    table.caption = f"time ∝ layers^{exponent:.2f}"
+    return {"exponent": exponent, "layers": layers, "seconds": seconds}, table
+
+
+def pairwise_cost(repeats: int) -> tuple[dict[str, object], Table]:
+    """All 19,900 pairs of 200 classes, against the 200 per-class constants."""
+    seconds = side_by_side({t: estimate("8C2F", 1, target=t) for t in ("per-class", "pairwise")}, repeats)
+    ratio = seconds["pairwise"] / seconds["per-class"]
+    table = Table("target", "seconds", "ratio", title="8C2F with 200 classes, 1 iteration, with gradient (limit 1.30)")
+    for target, value in seconds.items():
+        table.add_row(target, f"{value:.2f}", f"{value / seconds['per-class']:.3f}")
+    return {"ratio": ratio, "limit": 1.3, "seconds": seconds}, table
