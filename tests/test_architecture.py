@@ -9,8 +9,8 @@ import lipcert
 
 SOURCE = Path(lipcert.__file__).parent
 ORDER = [
-    "errors", "network", "norms", "bounds", "certificate", "losses", "layers", "data", "training", "attacks", "zoo",
-    "report", "cli",
+    "errors", "network", "norms", "bounds", "certificate", "losses", "layers", "data", "attacks", "zoo",
+    "loading", "training", "report", "commands", "cli",
 ]  # fmt: skip
 FILES = sorted(SOURCE.rglob("*.py"))
 

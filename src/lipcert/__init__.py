@@ -7,6 +7,7 @@ from lipcert.bounds.estimator import Estimate, Estimator
 from lipcert.certificate import Certificates, CertifiedClassifier, certify
 from lipcert.errors import LipcertError, UnsupportedError
 from lipcert.network import Call, Network, Slope, register_rule, trace
+from lipcert.training import Run, TrainConfig, train
 
 __version__ = "0.1.0"
 
@@ -19,7 +20,9 @@ __all__ = [
     "Estimator",
     "LipcertError",
     "Network",
+    "Run",
     "Slope",
+    "TrainConfig",
     "UnsupportedError",
     "bound",
     "certify",
@@ -28,5 +31,6 @@ __all__ = [
     "losses",
     "register_rule",
     "trace",
+    "train",
     "zoo",
 ]

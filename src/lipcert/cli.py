@@ -9,9 +9,11 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from lipcert.commands import constants, evaluate
+from lipcert.commands import train as training
 from lipcert.commands.progress import progress_bar
 from lipcert.errors import LipcertError, OptionError
 from lipcert.loading import load_model
@@ -112,6 +114,35 @@ def attack(
     _show(summary, as_json)
 
 
+@app.command()
+def train(
+    config: Annotated[
+        str | None, typer.Argument(help="Preset or TOML file; default: digits.", show_default=False)
+    ] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="New folder for the run; default: runs/<name>-<n>.")] = None,
+    data_dir: DataDir = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="key=value, such as loss.t=4; repeatable.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Continue the interrupted run in this folder.")] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train a certifiably robust classifier and certify it. Works under torchrun."""
+    result = training.run(config, set_ or [], run_dir, data_dir, resume, quiet=quiet or as_json)
+    if not training.is_first_process():
+        return
+    if as_json:
+        print(json.dumps({"folder": str(result.folder), **result.summary}, indent=2))
+        return
+    console.print(training.results_table(result))
+    console.print(f"run: {result.folder}", soft_wrap=True)
+
+
+@app.command()
+def presets() -> None:
+    """The configurations that come with lipcert."""
+    console.print(training.presets_table())
+
+
 def _show(summary: evaluate.Summary, as_json: bool) -> None:
     if as_json:
         print(json.dumps(summary.as_dict(), indent=2))
@@ -136,7 +167,7 @@ def main() -> None:
     try:
         app()
     except LipcertError as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False, markup=True)
+        Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
         sys.exit(2)
 
 

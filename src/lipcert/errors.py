@@ -72,6 +72,18 @@ class ModelError(LipcertError):
     """A model or its weights could not be loaded."""
 
 
+class ConfigError(LipcertError):
+    """A training configuration has a key or a value that does not exist."""
+
+
+class CheckpointError(LipcertError):
+    """A training checkpoint is missing, damaged or belongs to another run."""
+
+
+class DivergenceError(LipcertError):
+    """Training has left the finite numbers; the message says where, and which checkpoint is the last good one."""
+
+
 class DataError(LipcertError):
     """A data set, a data file or labels are missing, damaged or not what their name says."""
 

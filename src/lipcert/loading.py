@@ -28,9 +28,22 @@ class LoadedModel:
     name: str
 
 
-def save_checkpoint(model: nn.Module, path: str | Path, architecture: str, input_shape: Shape, classes: int) -> None:
+def save_checkpoint(
+    model: nn.Module,
+    path: str | Path,
+    architecture: str,
+    input_shape: Shape,
+    classes: int,
+    *,
+    input_range: tuple[float, float] = (0.0, 1.0),
+) -> None:
     """Write the weights of a zoo network with what is needed to build it again."""
-    metadata = {"lipcert.model": architecture, "input_shape": ",".join(map(str, input_shape)), "classes": str(classes)}
+    metadata = {
+        "lipcert.model": architecture,
+        "input_shape": ",".join(map(str, input_shape)),
+        "classes": str(classes),
+        "input_range": ",".join(map(repr, input_range)),
+    }
     with replace_file(Path(path)) as temporary:
         save_file({name: t.contiguous() for name, t in model.state_dict().items()}, temporary, metadata=metadata)
 
@@ -72,7 +85,8 @@ def _from_checkpoint(path: Path) -> LoadedModel:
     if name is None:
         raise ModelError(f"{path} does not say which model it belongs to; give the model and --weights {path}")
     shape = tuple(int(n) for n in metadata["input_shape"].split(","))
-    model = zoo.build(name, shape, int(metadata["classes"]), seed=0)
+    low, high = (float(n) for n in metadata.get("input_range", "0,1").split(","))
+    model = zoo.build(name, shape, int(metadata["classes"]), seed=0, input_range=(low, high))
     _load_weights(model, path)
     return LoadedModel(model.eval(), shape, str(path))
 

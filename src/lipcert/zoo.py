@@ -1,9 +1,11 @@
-"""Built-in architectures: the paper's mCnF networks, its depth family, and small residual networks."""
+"""Built-in architectures: the paper's mCnF networks, its depth family, MLPs, and small residual networks."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor, nn
@@ -25,18 +27,44 @@ class Architecture:
     build: Callable[[Shape, int], nn.Module]
 
 
+class InputRange(nn.Module):
+    """Maps pixels in [0, 1] to [low, high]: the first layer of a network that was designed for that range."""
+
+    def __init__(self, low: float, high: float) -> None:
+        super().__init__()
+        self.low, self.high = low, high
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (self.high - self.low) + self.low
+
+    def extra_repr(self) -> str:
+        return f"low={self.low:g}, high={self.high:g}"
+
+
 def build(
-    name: str, input_shape: Shape | None = None, classes: int | None = None, *, seed: int | None = None
+    name: str,
+    input_shape: Shape | None = None,
+    classes: int | None = None,
+    *,
+    seed: int | None = None,
+    input_range: tuple[float, float] = (0.0, 1.0),
 ) -> nn.Module:
-    """A freshly initialised network of the zoo, reproducible if a seed is given."""
+    """A freshly initialised network of the zoo, reproducible if a seed is given.
+
+    It takes pixels in [0, 1]. With another `input_range`, a first layer maps them to that range.
+    """
     check_choice("zoo name", name, names())
     architecture = ZOO[name]
     shape, count = input_shape or architecture.input_shape, classes or architecture.classes
     if seed is None:
-        return architecture.build(shape, count)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return architecture.build(shape, count)
+        network = architecture.build(shape, count)
+    else:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            network = architecture.build(shape, count)
+    if input_range == (0.0, 1.0):
+        return network
+    return nn.Sequential(OrderedDict(input_range=InputRange(*input_range), network=network))
 
 
 def names() -> list[str]:
@@ -58,6 +86,16 @@ def feed_forward(convolutions: list[Conv], dense: list[int], input_shape: Shape,
         width = neurons
     layers.append(nn.Linear(width, classes))
     return nn.Sequential(*layers)
+
+
+def mlp(widths: list[int], input_shape: Shape, classes: int) -> nn.Sequential:
+    """Dense layers with a ReLU between any two, for inputs of any shape."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    previous = prod(input_shape)
+    for width in widths:
+        layers += [nn.Linear(previous, width), nn.ReLU()]
+        previous = width
+    return nn.Sequential(*layers, nn.Linear(previous, classes))
 
 
 class BasicBlock(nn.Module):
@@ -108,7 +146,12 @@ def _residual(name: str, widths: list[int], blocks: list[int]) -> Architecture:
     return Architecture(name, (3, 32, 32), 10, lambda shape, count: residual(widths, blocks, shape, count))
 
 
-_MNIST, _CIFAR, _TINY = (1, 28, 28), (3, 32, 32), (3, 64, 64)
+def _mlp(*widths: int) -> Architecture:
+    name = "-".join(["mlp", *map(str, widths)])
+    return Architecture(name, _MNIST, 10, lambda shape, count: mlp(list(widths), shape, count))
+
+
+_DIGITS, _MNIST, _CIFAR, _TINY = (1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 64, 64)
 _C1, _C2 = (64, 3, 1, 1), (64, 4, 2, 1)
 _4C = [(32, 3, 1, 1), (32, 4, 2, 1), (64, 3, 1, 1), (64, 4, 2, 1)]
 _6C = [*_4C, _C1, _C2]
@@ -139,6 +182,12 @@ ZOO: dict[str, Architecture] = {
         _feed_forward("9C4F", [*_6C, _C1, _C2, _C1], [128, 128, 64], _CIFAR, 10),
         _feed_forward("10C4F", [*_6C, _C1, _C2, _C1, _C2], [64, 64, 32], _CIFAR, 10),
         _feed_forward("11C4F", [*_6C, _C1, _C2, _C1, _C2, _C1], [64, 64, 32], _CIFAR, 10),
+        _feed_forward("2C2F", [(16, 3, 1, 1), (32, 4, 2, 1)], [64], _DIGITS, 10),
+        _mlp(64),
+        _mlp(256),
+        _mlp(1024),
+        _mlp(2048),
+        _mlp(1024, 1024),
         _residual("resnet-small", [16, 32, 64], [1, 1, 1]),
         _residual("resnet18", [64, 128, 256, 512], [2, 2, 2, 2]),
     )

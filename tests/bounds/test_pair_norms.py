@@ -63,6 +63,14 @@ def test_chunks_do_not_change_the_result(monkeypatch):
     assert torch.equal(pair_norms(rows), expected)
 
 
+def test_gradient_with_a_large_common_part():
+    rows = (1e4 * randn(1, 20) + randn(8, 20, seed=1)).float()
+    single, double = rows.clone().requires_grad_(), rows.double().requires_grad_()
+    pair_norms(single).sum().backward()
+    torch.linalg.vector_norm(double[:, None] - double[None], dim=2).sum().backward()
+    torch.testing.assert_close(single.grad.double(), double.grad, rtol=1e-4, atol=1e-4)
+
+
 def test_equal_rows_have_distance_zero_and_gradient_zero():
     rows = torch.stack([randn(6), randn(6), randn(6, seed=1)]).requires_grad_()
     distances = pair_norms(rows)

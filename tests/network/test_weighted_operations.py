@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from helpers import check_linear, examples, operations, randn
-from lipcert.network.linear import Convolution, Dense, Function, TransposedConvolution
+from lipcert.network.convolution import Convolution, TransposedConvolution
+from lipcert.network.linear import Dense, Function
 from models import Op
 
 CONV = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}

@@ -6,7 +6,7 @@ from torch import nn
 
 import lipcert
 from lipcert import zoo
-from lipcert.network.linear import Convolution
+from lipcert.network.convolution import Convolution
 
 # Nonlinearities: mCnF has m after convolutions and n − 1 after dense layers; a residual block has two.
 SITES = {
@@ -21,6 +21,12 @@ SITES = {
     "9C4F": 12,
     "10C4F": 13,
     "11C4F": 14,
+    "2C2F": 3,
+    "mlp-64": 1,
+    "mlp-256": 1,
+    "mlp-1024": 1,
+    "mlp-2048": 1,
+    "mlp-1024-1024": 2,
     "resnet-small": 7,
     "resnet18": 17,
 }

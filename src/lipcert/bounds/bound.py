@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -122,14 +122,15 @@ class Bound:
             with safe_open(numbers_file, framework="pt") as file:
                 mark = (file.metadata() or {}).get("fingerprint")
                 tensors = {name: file.get_tensor(name) for name in _NUMBERS}
+            known = {fact.name: stored[fact.name] for fact in fields(Facts)}
+            facts = Facts(**{**known, "input_shape": tuple(known["input_shape"]), "sites": tuple(known["sites"])})
         except FileNotFoundError as error:
-            raise BoundError(f"{error.filename} does not exist; a bound is a .json and a .safetensors file") from error
-        except (json.JSONDecodeError, SafetensorError) as error:
+            missing = numbers_file if facts_file.exists() else facts_file
+            raise BoundError(f"{missing} does not exist; a bound is a .json and a .safetensors file") from error
+        except (ValueError, TypeError, KeyError, SafetensorError) as error:  # ValueError: neither JSON nor text
             raise BoundError(f"the bound {base} is damaged ({error}); compute it again with lipcert.bound") from error
-        if stored.pop("format", None) != _FORMAT or mark != stored.get("fingerprint"):
+        if stored.get("format") != _FORMAT or mark != facts.fingerprint:
             raise BoundError(f"{facts_file} and {numbers_file.name} do not belong together; compute the bound again")
-        stored.pop("contributions", None)
-        facts = Facts(**{**stored, "input_shape": tuple(stored["input_shape"]), "sites": tuple(stored["sites"])})
         return cls(facts=facts, **tensors)
 
     def __repr__(self) -> str:

@@ -17,8 +17,8 @@ from lipcert.errors import check_choice
 from lipcert.network.normal_form import Network
 from lipcert.network.trace import trace
 from lipcert.norms.certified import CertifiedNorms, NormOptions, Progress, bound_norms, no_progress
-from lipcert.norms.estimate import row_norms
-from lipcert.norms.rounding import ProductErrors, gamma
+from lipcert.norms.estimate import flat_rows, row_norms
+from lipcert.norms.rounding import UNDERFLOW, ProductErrors, gamma
 
 METHODS = ("naive", "liplt")
 
@@ -48,6 +48,7 @@ def bound(
     return bound_targets(model, input_shape, method, (target,), options=options, progress=progress)[target]
 
 
+@torch.inference_mode(False)
 def bound_targets(
     model: nn.Module,
     input_shape: tuple[int, ...],
@@ -72,7 +73,8 @@ def bound_targets(
         sectors = (
             [(0.0, s) for s in slopes] if method == "naive" else [(float(c), float(s)) for c, s in network.sectors()]
         )
-        centres, radii = [c for c, _ in sectors], [s for _, s in sectors]
+        centres = [c for c, _ in sectors]
+        radii = [s + gamma(2) * (abs(c) + s) if c else s for c, s in sectors]  # c and s are rounded
         norms = bound_norms(network, centres, network.depth + ("network" in targets), options, progress)
         between = _between(norms, radii, network.depth)
         progress("rows", 0.0)
@@ -143,13 +145,13 @@ def _row_norms(network: Network, centres: Sequence[float], target: str, errors: 
             results[i] = torch.zeros((count,) if target == "per-class" else (count, count), dtype=torch.float64)
             continue
         error = exact.error((last, i))
-        results[i] = (_upper_class_norms if target == "per-class" else _upper_pair_norms)(rows.flatten(1), error).cpu()
+        results[i] = (_upper_class_norms if target == "per-class" else _upper_pair_norms)(flat_rows(rows), error).cpu()
         exact.know((last, i), float(row_norms(rows).square().sum().sqrt()) * (1 + 1e-9) + sqrt(count) * error)
     return torch.stack(results)
 
 
 def _upper_class_norms(rows: Tensor, error: float) -> Tensor:
-    return class_norms(rows) * (1 + gamma(rows.shape[1] + 4)) + error
+    return class_norms(rows) * (1 + gamma(rows.shape[1] + 4)) + error + UNDERFLOW
 
 
 def _upper_pair_norms(rows: Tensor, error: float) -> Tensor:
@@ -158,11 +160,12 @@ def _upper_pair_norms(rows: Tensor, error: float) -> Tensor:
     scale = squares[:, None] + squares[None, :]
     roundoff = gamma(rows.shape[1] + 8)
     distances = pair_norms(rows).square()
-    # Distances below 1e-6 of the scale were formed from the difference itself, the others after centring.
-    from_difference = distances <= 1e-6 * scale
+    # Distances below 1e-6 of the scale were formed from the difference itself, the others after centring; near that
+    # threshold the larger allowance holds for both.
+    from_difference = distances <= 0.99e-6 * scale
     allowance = torch.where(from_difference, distances, 4 * scale) * roundoff
     centring = torch.where(from_difference, 0.0, 8 * gamma(1) * float(rows.mean(0).norm()))
-    upper: Tensor = (distances + allowance).sqrt() * (1 + gamma(8)) + 2 * error + centring
+    upper: Tensor = (distances + allowance).sqrt() * (1 + gamma(8)) + 2 * error + centring + UNDERFLOW
     return upper.fill_diagonal_(0.0)
 
 

@@ -19,6 +19,12 @@ def fingerprint(model: nn.Module, network: Network) -> str:
             continue
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
         digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    for call in network.graph.graph.nodes:  # options and constants that are written in the code
+        target = call.target if isinstance(call.target, str) else call.target.__name__
+        digest.update(f"{call.op} {target} {call.args} {call.kwargs};".encode())
+        if call.op == "call_module":
+            module = network.graph.get_submodule(call.target)
+            digest.update(f"{type(module).__name__}({module.extra_repr()});".encode())
     for node in network.nodes:
         digest.update(f"{node.shape} {[(e.source, type(e.op).__name__, e.op.in_shape) for e in node.edges]};".encode())
     for site in network.sites:

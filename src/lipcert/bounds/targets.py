@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lipcert.norms.estimate import row_norms
+from lipcert.norms.estimate import flat_rows, row_norms
 
 TARGETS = ("network", "per-class", "last-layer", "pairwise")
 
@@ -27,7 +27,7 @@ def class_norms(rows: Tensor, norm: float = 2.0) -> Tensor:
 def pair_norms(rows: Tensor, norm: float = 2.0) -> Tensor:
     """‖r_a − r_b‖ in the dual norm, for every pair of rows, as a symmetric matrix with zero diagonal."""
     if norm == 2.0:
-        return _PairDistances.apply(rows.flatten(1))  # type: ignore[no-any-return, no-untyped-call]
+        return _PairDistances.apply(flat_rows(rows))  # type: ignore[no-any-return, no-untyped-call]
     return torch.cdist(rows.flatten(1), rows.flatten(1), p=inf if norm == 1.0 else 1.0)
 
 
@@ -82,12 +82,12 @@ class _PairDistances(torch.autograd.Function):
             distances[a, b] = exact
             distances[b, a] = exact
         distances = distances.fill_diagonal_(0).sqrt()
-        ctx.save_for_backward(rows, distances)
+        ctx.save_for_backward(centred, distances)
         return distances
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        rows, distances = ctx.saved_tensors
+        centred, distances = ctx.saved_tensors
         weights = torch.where(distances > 0, (gradient + gradient.T) / distances, torch.zeros_like(distances))
-        return torch.diag(weights.sum(1)).sub(weights) @ rows
+        return torch.diag(weights.sum(1)).sub(weights) @ centred

@@ -74,6 +74,7 @@ class Certifier:
     ball, up to κ per unit of distance.
     """
 
+    @torch.inference_mode(False)
     def __init__(self, model: nn.Module, bound: Bound) -> None:
         self.network = trace(model, bound.facts.input_shape)
         check_finite(model)
@@ -89,6 +90,7 @@ class Certifier:
 
     def certify(self, x: Tensor, first: int = 0, label: Tensor | None = None) -> Certificates:
         """Certificates of one batch; `first` is the index of its first input, for messages."""
+        check_arithmetic(self.network)
         self._check_input(x, first)
         execution = self._pass.execute(x.to(self.network.device))
         _check_execution(execution, first)
@@ -157,6 +159,8 @@ def check_arithmetic(network: Network) -> None:
     if network.dtype not in (torch.float32, torch.float64):
         raise OptionError(f"certificates cover models in float32 and float64, not {network.dtype}; convert the model")
     reduced = torch.get_float32_matmul_precision() != "highest"
+    if torch.is_autocast_enabled(network.device.type):
+        raise OptionError("autocast computes with fewer bits than the error analysis assumes; certify outside of it")
     if network.device.type == "cuda":
         reduced |= torch.backends.cudnn.allow_tf32
     if network.dtype == torch.float32 and reduced:
@@ -185,6 +189,8 @@ def certify(
         batch_size: how many inputs run at a time.
         progress: called with what is being done and the fraction done.
     """
+    if batch_size < 1:
+        raise OptionError(f"batch_size is {batch_size}, expected 1 or more")
     if isinstance(x, Tensor):
         shape = tuple(x.shape[1:])
         batches = _split(x, labels, batch_size)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -58,6 +60,15 @@ class CertifiedClassifier(nn.Module):
         radius = certified_radius(margins, errors, self.constants[prediction], prediction).clamp(max=self._reach)
         return logits, torch.where(torch.isfinite(wide).all(1), radius, 0.0)
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> CertifiedClassifier:
+        """Moves to other devices, but keeps the constants in float64: rounding could make them too small."""
+        kept = dict(self._buffers)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, buffer in kept.items():
+            if buffer is not None:
+                self._buffers[name] = buffer.to(getattr(self, name).device)
+        return self
+
     def _read_versions(self) -> list[tuple[int, int]]:
         return [(tensor.data_ptr(), tensor._version) for tensor in self._weights()]
 
@@ -65,7 +76,7 @@ class CertifiedClassifier(nn.Module):
         return [*self.model.parameters(), *self.model.buffers()]
 
     def _check_unchanged(self) -> None:
-        if self.model.training:
+        if any(module.training for module in self.model.modules()):
             raise BoundError("the model is in training mode; call eval() on the classifier first")
         versions = self._read_versions()
         if versions != self._versions:  # moved or reloaded, or really changed

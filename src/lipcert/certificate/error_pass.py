@@ -11,7 +11,6 @@ than products of |A|.
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +20,8 @@ from torch import Tensor, fx
 from lipcert.errors import UnsupportedError, UnsupportedNode
 from lipcert.network.linear import Identity
 from lipcert.network.normal_form import Network, Node
+from lipcert.network.probe import OutOfPlace
 from lipcert.norms.rounding import gamma
-
-_IN_PLACE = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
 
 
 @dataclass(frozen=True)
@@ -52,14 +50,16 @@ def _moves(op: Any) -> bool:
 
 
 def check_covered(network: Network) -> None:
-    """Refuse networks with a linear operation whose rounding errors are not known."""
-    remedy = "its rounding errors are unknown: state terms= and nonnegative=True in its rule"
-    unknown = {node.name: node for node in network.nodes for edge in node.edges if edge.op.terms < 0}
+    """Refuse networks with an operation whose rounding errors are not known."""
+    linear = "its rounding errors are unknown: state terms= and nonnegative=True in its rule"
+    nonlinear = "its rounding errors are unknown: state ulps= in the Slope of its rule"
+    unknown = {node.name: linear for node in network.nodes for edge in node.edges if edge.op.terms < 0}
+    unknown |= {site.name: nonlinear for site in network.sites if site.slope and site.slope.ulps is None}
     if unknown:
-        raise UnsupportedError([UnsupportedNode(name, "registered rule", remedy) for name in unknown])
+        raise UnsupportedError([UnsupportedNode(name, "rule", remedy) for name, remedy in unknown.items()])
 
 
-class ErrorPass(fx.Interpreter):
+class ErrorPass(OutOfPlace):
     """Executes the traced model and follows the errors alongside."""
 
     def __init__(self, network: Network) -> None:
@@ -91,21 +91,13 @@ class ErrorPass(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)
         v = self.network.produced.get(n)
+        if v is not None and result.dtype != self.network.dtype:
+            remedy = f"it computes in {result.dtype} inside a model in {self.network.dtype}; use one type throughout"
+            raise UnsupportedError([UnsupportedNode(n.name, str(n.target), remedy)])
         if v is not None and v not in self._values:
             self._values[v] = result
             self._reach(v)
         return result
-
-    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
-        in_place = getattr(self.fetch_attr(target), "inplace", False)
-        return super().call_module(target, *(_copies(args, kwargs) if in_place else (args, kwargs)))
-
-    def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
-        return super().call_method(target, *(_copies(args, kwargs) if target.endswith("_") else (args, kwargs)))
-
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        in_place = target in _IN_PLACE or kwargs.get("inplace", False) or target.__name__.endswith("_")
-        return super().call_function(target, *(_copies(args, kwargs) if in_place else (args, kwargs)))
 
     def _reach(self, v: int) -> None:
         """Compute the error of a node, and first of those before it that the model does not materialise."""
@@ -176,8 +168,3 @@ def _norms(x: Tensor) -> Tensor:
     norms = torch.linalg.vector_norm(x, dim=tuple(range(1, x.dim()))).double()
     upper: Tensor = norms * (1 + gamma(size + 4, x.dtype)) + lost
     return upper
-
-
-def _copies(args: Any, kwargs: Any) -> tuple[Any, Any]:
-    copied: tuple[Any, Any] = torch.utils._pytree.tree_map_only(Tensor, torch.clone, (args, kwargs))
-    return copied

@@ -6,6 +6,7 @@ import csv
 import json
 import os
 from collections.abc import Callable
+from math import isnan
 from pathlib import Path
 
 import torch
@@ -71,7 +72,7 @@ def _existing_rows(path: Path, origin: dict[str, str]) -> list[list[str]]:
     """The complete rows of a file to be continued; a half-written last row is cut off. A new file gets its header."""
     mark = path.with_suffix(".origin.json")
     if path.exists() and mark.exists():
-        if json.loads(mark.read_text()) != origin:
+        if _read_origin(mark) != origin:
             raise ResumeError(f"{path} holds certificates of other weights or data; remove it or choose another folder")
         text = path.read_text()
         complete = text[: text.rfind("\n") + 1]
@@ -91,13 +92,27 @@ def _existing_rows(path: Path, origin: dict[str, str]) -> list[list[str]]:
     return []
 
 
+def _read_origin(mark: Path) -> object:
+    try:
+        return json.loads(mark.read_text())
+    except ValueError:
+        return None
+
+
 def _parse(text: str) -> list[list[str]]:
     header, *rows = list(csv.reader(text.splitlines())) or [[]]
-    if tuple(header) != HEADER or any(len(row) != len(HEADER) or row[0] != str(k) for k, row in enumerate(rows)):
+    if tuple(header) != HEADER or not all(_is_row(row, k) for k, row in enumerate(rows)):
         raise ResumeError(
             f"the certificates file is damaged: expected the columns {', '.join(HEADER)} and rows 0, 1, 2, …"
         )
     return rows
+
+
+def _is_row(row: list[str], index: int) -> bool:
+    try:
+        return len(row) == len(HEADER) and int(row[0]) == index and not any(isnan(float(value)) for value in row[1:])
+    except ValueError:
+        return False
 
 
 def _from_rows(rows: list[list[str]], guarantee: str) -> Certificates:

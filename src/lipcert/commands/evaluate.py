@@ -191,6 +191,8 @@ def _stored_bound(loaded: LoadedModel, out: Path, progress: Report) -> Bound:
 def _test_split(
     loaded: LoadedModel, name: str, data_dir: Path | None, limit: int | None
 ) -> tuple[data.Dataset, data.Split]:
+    if limit is not None and limit < 1:
+        raise OptionError(f"--limit is {limit}, expected 1 or more")
     dataset = data.load(name, data_dir)
     if dataset.input_shape != loaded.input_shape:
         raise ShapeError(f"{name} has images of shape {dataset.input_shape}, the model takes {loaded.input_shape}")

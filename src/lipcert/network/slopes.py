@@ -26,7 +26,8 @@ class Slope:
     A learned slope (PReLU) is given by a function that reads it; its interval is the hull over the channels.
 
     `ulps` bounds the rounding error of torch's implementation in units in the last place of the result
-    or of slope times input, whichever is larger, and `absolute` adds a fixed error per entry.
+    or of slope times input, whichever is larger, and `absolute` adds a fixed error per entry. Without `ulps`, constants
+    can be bounded, but nothing is certified.
     """
 
     alpha: float | Live
@@ -34,7 +35,7 @@ class Slope:
     elementwise: bool = True
     l1: float = inf
     linf: float = inf
-    ulps: float = 0.0
+    ulps: float | None = None
     absolute: float = 0.0
 
     def interval(self) -> tuple[float | Tensor, float | Tensor]:
@@ -45,7 +46,8 @@ class Slope:
 
     def roundings(self, size: int) -> float:
         """Units in the last place by which an entry can be off, for rows of `size` entries that may be mixed."""
-        return self.ulps if self.elementwise or self.ulps == 0 else self.ulps + size
+        ulps = self.ulps or 0.0
+        return ulps if self.elementwise or ulps == 0 else ulps + size
 
     def lipschitz(self, norm: float = 2.0) -> float | Tensor:
         """The Lipschitz constant max(|alpha|, |beta|) of φ; what the naive bound uses."""
@@ -102,13 +104,14 @@ def softplus(beta: float, threshold: float) -> Slope:
 
 _SELU_SLOPE = nextafter(1.0507009873554804934193349852946 * 1.6732632423543772848170429916717, inf)
 
-RELU = Slope(0.0, 1.0)
-CLIP = Slope(0.0, 1.0)
+RELU = Slope(0.0, 1.0, ulps=0.0)
+CLIP = Slope(0.0, 1.0, ulps=0.0)
+SHRINK = Slope(0.0, 1.0, ulps=1.0)
 SMOOTH = Slope(0.0, 1.0, ulps=4.0)
 SELU = Slope(0.0, _SELU_SLOPE, ulps=4.0)
 SIGMOID = Slope(0.0, 0.25, ulps=4.0)
 HARD_SIGMOID = Slope(0.0, nextafter(1 / 6, 1), ulps=2.0)
-ABS = Slope(-1.0, 1.0)
+ABS = Slope(-1.0, 1.0, ulps=0.0)
 # The extreme slopes of these four, rounded outwards; tests/network/test_slopes.py proves each on a grid.
 GELU = Slope(-0.12890414518516, 1.12890414518516, ulps=8.0)
 GELU_TANH = Slope(-0.12899306865878, 1.12899306865878, ulps=8.0)
@@ -149,7 +152,7 @@ _MODULES: dict[type[nn.Module], Slope] = {
     nn.ReLU: RELU,
     nn.ReLU6: CLIP,
     nn.Hardtanh: CLIP,
-    nn.Softshrink: CLIP,
+    nn.Softshrink: SHRINK,
     nn.Tanh: SMOOTH,
     nn.Tanhshrink: SMOOTH,
     nn.Softsign: SMOOTH,

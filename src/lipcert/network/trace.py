@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from lipcert.errors import ShapeError, TrainingModeError, UnsupportedError, UnsupportedNode
+from lipcert.errors import TrainingModeError, UnsupportedError, UnsupportedNode
 from lipcert.network.linear import Function, Identity, LinearOp, Live, Scale, Shape
 from lipcert.network.normal_form import Edge, Network, Node, Site
+from lipcert.network.probe import Probe, TensorShape, changing_rows, type_of
 from lipcert.network.rules import Call, Constant, Input, Refusal, Sum, find_rule
 from lipcert.network.slopes import Slope
 
@@ -89,76 +90,6 @@ def _trace_graph(model: nn.Module) -> fx.GraphModule:
     return graph
 
 
-class _TensorShape(tuple[int, ...]):
-    """The shape of a result that is a tensor; other results are recorded as they are."""
-
-
-class _Shapes(fx.Interpreter):
-    """Runs the graph and records what every node returns: the shape of a tensor, any other value itself; and the first
-    row of every tensor that has one, which must not depend on the others.
-
-    In-place operations work on a copy, as the normal form understands them; `faithful` says whether that is what the
-    model does.
-    """
-
-    def __init__(self, graph: fx.GraphModule, input_shape: Shape, batch: int) -> None:
-        super().__init__(graph)
-        self.results: dict[fx.Node, Any] = {}
-        self.first_rows: dict[fx.Node, Tensor] = {}
-        self.batch = batch
-        generator = torch.Generator().manual_seed(0)
-        dtype, device = _type_of(graph)
-        x = torch.randn(3, *input_shape, generator=generator).to(device, dtype)[:batch]
-        try:
-            output, expected = self.run(x.clone()), graph(x.clone())
-        except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError) as error:
-            reason = str(error).split("\n\nWhile executing")[0].strip().splitlines()[0]
-            raise ShapeError(
-                f"the model does not accept inputs of shape {input_shape} (one input, without the batch axis): {reason}"
-            ) from error
-        self.faithful = not isinstance(output, Tensor) or torch.allclose(
-            output, expected, rtol=1e-3, atol=1e-4, equal_nan=True
-        )
-
-    def run_node(self, n: fx.Node) -> Any:
-        result = super().run_node(n)
-        self.results[n] = _TensorShape(result.shape) if isinstance(result, Tensor) else result
-        if isinstance(result, Tensor) and result.shape[:1] == (self.batch,):
-            self.first_rows[n] = result[0].clone()
-        return result
-
-    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
-        return super().call_module(target, *_copies(args, kwargs))
-
-    def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
-        return super().call_method(target, *_copies(args, kwargs))
-
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        return super().call_function(target, *_copies(args, kwargs))
-
-
-def _changing_rows(rows: dict[fx.Node, Tensor], others: dict[fx.Node, Tensor]) -> set[fx.Node]:
-    """The nodes whose first row is not the same in a larger batch."""
-    changing = set()
-    for node, row in rows.items():
-        other = others.get(node, row)
-        tolerance = max(1e-3, torch.finfo(row.dtype).eps ** 0.5) if row.is_floating_point() else 0.0
-        if row.shape == other.shape and (row.double() - other.double()).norm() > tolerance * row.double().norm():
-            changing.add(node)
-    return changing
-
-
-def _copies(args: Any, kwargs: Any) -> tuple[Any, Any]:
-    copied: tuple[Any, Any] = torch.utils._pytree.tree_map_only(Tensor, torch.clone, (args, kwargs))
-    return copied
-
-
-def _type_of(model: nn.Module) -> tuple[torch.dtype, torch.device]:
-    tensors = (*model.parameters(), *model.buffers())
-    like = next((t for t in tensors if t.is_floating_point()), torch.zeros(()))
-    return like.dtype, like.device
-
-
 class _Builder:
     """Walks the graph once, applies the rules, collects everything that has none."""
 
@@ -166,11 +97,11 @@ class _Builder:
         self.graph = graph
         self.model = model
         self.training = training
-        first, second = (_Shapes(graph, input_shape, batch) for batch in (2, 3))
+        first, second = (Probe(graph, input_shape, batch) for batch in (2, 3))
         self.results, self.results_other = first.results, second.results
-        self.changing = _changing_rows(first.first_rows, second.first_rows)
+        self.changing = changing_rows(first.first_rows, second.first_rows)
         self.faithful = first.faithful and second.faithful
-        self.dtype, self.device = _type_of(model)
+        self.dtype, self.device = type_of(model)
         self.nodes: list[Node] = []
         self.sites: list[Site] = []
         self.values: dict[fx.Node, Input] = {}
@@ -317,7 +248,7 @@ class _Builder:
         return function(*args, **kwargs)
 
     def _is_tensor(self, node: fx.Node) -> bool:
-        return isinstance(self.results[node], _TensorShape)
+        return isinstance(self.results[node], TensorShape)
 
     def _refuse(self, node: fx.Node, remedy: str) -> None:
         kind = str(node.target) if node.op in ("call_method", "output", "placeholder") else self._rule(node)[1]

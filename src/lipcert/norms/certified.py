@@ -13,7 +13,7 @@ from lipcert.errors import NonFiniteError, OptionError
 from lipcert.network.normal_form import Network
 from lipcert.network.sweep import Pair, Sweep
 from lipcert.norms import gram, lanczos
-from lipcert.norms.rounding import ProductErrors, round_up
+from lipcert.norms.rounding import UNDERFLOW, ProductErrors, round_up
 
 Progress = Callable[[str, float], None]
 """Called with what is being done and the fraction of it that is done."""
@@ -90,11 +90,10 @@ def bound_norms(
                 raw[pair] = gram.bound_spectral_norm(rows), sqrt(rows.shape[0])
     large = [pair for pair in pairs if pair not in raw]
     epsilon = lanczos.eigenvalue_gap(options.inflation)
+    sides = {(j, i): min(network.out_size(i), network.in_size(j)) for j, i in large}
     steps = {
-        (j, i): lanczos.required_steps(
-            min(network.out_size(i), network.in_size(j)), epsilon, options.failure_probability / len(large)
-        )
-        for j, i in large
+        pair: lanczos.required_steps(side, epsilon, options.failure_probability / len(large))
+        for pair, side in sides.items()
     }
     generator = torch.Generator()
     generator.manual_seed(options.seed) if options.seed is not None else generator.seed()
@@ -104,7 +103,8 @@ def bound_norms(
         report = partial(progress, f"Lanczos {count + 1}/{len(groups)}")
         chosen = {pair: steps[pair] for pair in group}
         ritz |= lanczos.lanczos_values(network, passing, centres, chosen, generator, report)
-    bounds = _finish(pairs, raw, ritz, steps, epsilon, errors)
+    gaps = {(j, i): lanczos.gap_after(sides[j, i], steps[j, i], epsilon) for j, i in large}
+    bounds = _finish(pairs, raw, ritz, steps, gaps, errors)
     return CertifiedNorms(
         bounds,
         errors,
@@ -119,7 +119,7 @@ def _finish(
     raw: dict[Pair, tuple[float, float]],
     ritz: dict[Pair, float],
     steps: dict[Pair, int],
-    epsilon: float,
+    epsilon: dict[Pair, float],
     errors: ProductErrors,
 ) -> dict[Pair, float]:
     """Add the rounding allowances, from short pairs to long ones, because the long ones rest on the short ones."""
@@ -128,11 +128,12 @@ def _finish(
         error = errors.error(pair)
         if pair in raw:
             norm, factor = raw[pair]
-            bounds[pair] = round_up(norm + factor * error, 4)
+            bounds[pair] = round_up(norm + factor * error + UNDERFLOW, 4)
         elif ritz[pair] == 0.0:
-            bounds[pair] = error
+            bounds[pair] = error + UNDERFLOW
         else:
-            bounds[pair] = lanczos.upper_bound(ritz[pair], epsilon, 2 * error / ritz[pair], steps[pair])
+            upper = lanczos.upper_bound(ritz[pair], epsilon[pair], 2 * error / ritz[pair], steps[pair])
+            bounds[pair] = round_up(upper + UNDERFLOW)
         if not bounds[pair] < float("inf"):
             raise NonFiniteError(
                 f"the norm between sites {pair[1]} and {pair[0]} cannot be bounded: its rounding errors are too large; "

@@ -45,15 +45,27 @@ def estimate_norms(sweep: Sweep, vectors: Vectors, centres: Sequence[float | Ten
     return torch.cat([row_norms(ends[j]) for j in sorted(ends)])
 
 
+def flat_rows(x: Tensor) -> Tensor:
+    """(rows, n): the entries of every row in the order in which they lie in memory, without copying them."""
+    if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
+        x = x.permute(0, 2, 3, 1)
+    return x.reshape(x.shape[0], -1)
+
+
 def row_norms(x: Tensor, keepdim: bool = False) -> Tensor:
     """The l2 norm of every row, with gradient zero (not NaN) at zero; squares neither overflow nor underflow."""
-    flat = x.reshape(x.shape[0], -1)
-    largest = torch.linalg.vector_norm(flat.detach(), ord=inf, dim=1, keepdim=True)
-    scale = torch.where(largest == 0, torch.ones_like(largest), largest)
-    norms: Tensor = torch.linalg.vector_norm(flat / scale, dim=1) * scale.squeeze(1)
+    flat = flat_rows(x)
+    norms: Tensor = torch.linalg.vector_norm(flat, dim=1)
+    limits = torch.finfo(x.dtype)
+    if not bool(((norms > limits.tiny**0.4) & (norms < limits.max**0.4)).all()):
+        largest = torch.linalg.vector_norm(flat.detach(), ord=inf, dim=1, keepdim=True)
+        scale = torch.where(largest == 0, torch.ones_like(largest), largest)
+        norms = torch.linalg.vector_norm(flat / scale, dim=1) * scale.squeeze(1)
     return norms.reshape(-1, *(1,) * (x.dim() - 1)) if keepdim else norms
 
 
 def _normalised(x: Tensor, fallback: Tensor) -> Tensor:
     scale = row_norms(x, keepdim=True)
+    if bool((scale > 0).all()):
+        return x / scale
     return torch.where(scale > 0, x / torch.where(scale > 0, scale, torch.ones_like(scale)), fallback)

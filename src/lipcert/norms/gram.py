@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import prod, sqrt
+from math import inf, prod, sqrt
 
 import numpy as np
 import torch
@@ -53,6 +53,8 @@ def _largest_eigenvalue(gram: np.ndarray) -> float:
 def bound_spectral_norm(rows: np.ndarray) -> float:
     """A proved upper bound on ‖R‖₂: λ_max(RRᵀ) ≤ λ_max(Ĝ) + γ_n·‖R‖_F² for the computed Gram matrix Ĝ."""
     n = rows.shape[1]
+    if not np.abs(rows).max(initial=0.0) < 1e150:  # also NaN
+        return inf
     gram = blas.dsyrk(1.0, rows.T, trans=1, lower=1)
     gram = gram + np.tril(gram, -1).T
     frobenius = float(gram.diagonal().sum())

@@ -37,6 +37,11 @@ def eigenvalue_gap(inflation: float) -> float:
     return 1 - (1 + inflation) ** -2
 
 
+def gap_after(n: int, steps: int, epsilon: float) -> float:
+    """ε after this many steps. Steps that exhaust the space leave only what a numerically early end can hide."""
+    return min(epsilon, 1e-3) if steps >= n else epsilon
+
+
 @dataclass
 class _Run:
     """The Lanczos process of one pair, on BᵀB (side of site i) or BBᵀ (side of site j), whichever is smaller."""
@@ -71,7 +76,9 @@ class _Run:
         self.basis[step + 1] = w / norm
 
     def ritz(self) -> float:
-        """The largest Ritz value."""
+        """The largest Ritz value; infinite if the products overflow."""
+        if not np.isfinite([*self.alpha, *self.beta]).all():
+            return inf
         values = eigh_tridiagonal(np.array(self.alpha), np.array(self.beta[: len(self.alpha) - 1]), eigvals_only=True)
         return max(float(values[-1]), 0.0)
 

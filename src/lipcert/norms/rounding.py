@@ -6,6 +6,7 @@ error of at most γ_n times the sum of the absolute products.
 
 from __future__ import annotations
 
+from collections import Counter
 from math import inf, prod, sqrt
 
 import torch
@@ -17,6 +18,8 @@ from lipcert.network.normal_form import Network
 from lipcert.network.sweep import Pair
 
 UNIT_ROUNDOFF = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
+UNDERFLOW = 1e-150
+"""Added to every norm, for the squares of smaller numbers vanish in float64."""
 _DENSE_ENTRIES = 1 << 24
 
 
@@ -76,6 +79,8 @@ class ProductErrors:
             for edge in node.edges:
                 norms[id(edge.op)] = magnitude_norm(edge.op, like)
         self._norms = norms
+        sources = Counter(edge.source for node in network.nodes for edge in node.edges)
+        self._fan_out = max(sources.values(), default=0)  # additions at a node of an adjoint product
 
     def know(self, pair: Pair, norm: float) -> None:
         """Remember a guaranteed bound on ‖B_ji‖."""
@@ -94,7 +99,7 @@ class ProductErrors:
             if site is None:
                 terms = max((e.op.accumulations for e in node.edges), default=0)
                 local = sum(self._norms[id(e.op)] * reach.get(e.source, 0.0) for e in node.edges)
-                total += gamma(terms + len(node.edges) + 2) * local * onward
+                total += gamma(terms + len(node.edges) + self._fan_out + 2) * local * onward
             elif site > i:
                 source = self.network.sites[site].source
                 total += gamma(2) * abs(self.centres[site]) * reach.get(source, 0.0) * onward

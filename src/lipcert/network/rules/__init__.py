@@ -1,6 +1,18 @@
 """Rules: one torch operation → linear operations or a slope interval."""
 
-from lipcert.network.rules import activation, affine, shape
+from lipcert.network.rules import activation, affine, arithmetic, shape
 from lipcert.network.rules.registry import Call, Constant, Input, Refusal, Sum, find_rule, register_rule
 
-__all__ = ["Call", "Constant", "Input", "Refusal", "Sum", "activation", "affine", "find_rule", "register_rule", "shape"]
+__all__ = [
+    "Call",
+    "Constant",
+    "Input",
+    "Refusal",
+    "Sum",
+    "activation",
+    "affine",
+    "arithmetic",
+    "find_rule",
+    "register_rule",
+    "shape",
+]

@@ -24,7 +24,8 @@ def _register(slope: Slope, *keys: Any) -> None:
 
 
 _register(slopes.RELU, nn.ReLU, torch.relu, torch.relu_, F.relu, F.relu_, "relu", "relu_")
-_register(slopes.CLIP, nn.ReLU6, F.relu6, nn.Hardtanh, F.hardtanh, F.hardtanh_, nn.Softshrink, F.softshrink)
+_register(slopes.CLIP, nn.ReLU6, F.relu6, nn.Hardtanh, F.hardtanh, F.hardtanh_)
+_register(slopes.SHRINK, nn.Softshrink, F.softshrink)
 _register(
     slopes.SMOOTH,
     nn.Tanh,

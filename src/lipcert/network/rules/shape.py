@@ -79,22 +79,32 @@ def reduce(call: Call, *args: Any, **kwargs: Any) -> Result:
 
 @register_rule(nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d)
 def upsample_module(call: Call, x: Input) -> Result:
-    mode: Any = call.module.mode  # type: ignore[union-attr]
-    return _interpolation(call, mode)
+    module: Any = call.module
+    return _interpolation(call, module.mode, module.scale_factor, module.align_corners)
 
 
 @register_rule(F.interpolate)
 def upsample_function(
-    call: Call, input: Input, size: Any = None, scale_factor: Any = None, mode: str = "nearest", **kwargs: Any
+    call: Call,
+    input: Input,
+    size: Any = None,
+    scale_factor: Any = None,
+    mode: str = "nearest",
+    align_corners: bool | None = None,
+    **kwargs: Any,
 ) -> Result:
-    return _interpolation(call, mode)
+    return _interpolation(call, mode, scale_factor, align_corners)
 
 
-def _interpolation(call: Call, mode: str) -> Result:
+def _interpolation(call: Call, mode: str, factor: Any, align_corners: bool | None) -> Result:
+    """Weights are exact if every side grows by a power of two; else they come from float positions, errors unknown."""
     if mode in ("nearest", "nearest-exact"):
         return call.linear(terms=0, nonnegative=True)
     if mode in ("linear", "bilinear", "trilinear"):
-        return call.linear(terms=32, nonnegative=True)  # eight products and the rounding of their weights
+        grown = {m / n for n, m in zip(call.input.shape[1:], call.out_shape[1:], strict=True)}
+        given = set(factor) if isinstance(factor, tuple | list) else grown if factor is None else {float(factor)}
+        exact = not align_corners and given == grown and grown <= {1.0, 2.0, 4.0, 8.0, 16.0}
+        return call.linear(terms=32 if exact else -1, nonnegative=True)
     raise Refusal(f"interpolation mode {mode!r}: use nearest or (bi/tri)linear")
 
 

@@ -1,0 +1,132 @@
+"""The state of a run as one safetensors file: complete or absent, verified when it is read, never pickled."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lipcert.errors import CheckpointError
+from lipcert.files import replace_file
+
+_FORMAT = "1"
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a run is: the next step of an epoch, and the sums over the epoch's steps so far."""
+
+    epoch: int = 0
+    step: int = 0
+    sums: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """Everything that changes during training.
+
+    Nothing else does: batches, augmentation and dropout are random functions of (seed, epoch, step).
+    """
+
+    model: nn.Module
+    optimizer: Optimizer
+    estimators: Mapping[str, nn.Module]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All state by name: model.*, estimator name.*, optimizer.<parameter>.<quantity>."""
+        result = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        for prefix, estimator in self.estimators.items():
+            result |= {f"{prefix}.{name}": tensor for name, tensor in estimator.state_dict().items()}
+        for name, parameter in self.model.named_parameters():
+            for quantity, tensor in self.optimizer.state.get(parameter, {}).items():
+                result[f"optimizer.{name}.{quantity}"] = tensor
+        return {name: tensor.detach().cpu().contiguous() for name, tensor in result.items()}
+
+    @torch.no_grad()
+    def restore(self, tensors: Mapping[str, Tensor], path: Path) -> None:
+        """Put the state back in place, which keeps every memory format and so every later rounding."""
+        modules = {"model": self.model, **self.estimators}
+        wanted = {f"{prefix}.{name}": t for prefix, m in modules.items() for name, t in m.state_dict().items()}
+        moments = {name for name in tensors if name.startswith("optimizer.")}
+        for name in sorted(wanted.keys() ^ (tensors.keys() - moments)):
+            raise CheckpointError(f"{path} does not fit the configuration: {name} is only on one side")
+        for name, tensor in wanted.items():
+            if tensor.shape != tensors[name].shape:
+                shapes = f"{tuple(tensors[name].shape)}, expected {tuple(tensor.shape)}"
+                raise CheckpointError(f"{path} does not fit the configuration: {name} has shape {shapes}")
+            tensor.copy_(tensors[name])
+        self.optimizer.state.clear()
+        for name, parameter in self.model.named_parameters():
+            prefix = f"optimizer.{name}."
+            state = {key.removeprefix(prefix): tensors[key] for key in moments if key.startswith(prefix)}
+            self.optimizer.state[parameter] = {
+                key: torch.empty_like(parameter).copy_(value) if value.shape == parameter.shape else value.clone()
+                for key, value in state.items()
+            }
+            if not state:
+                del self.optimizer.state[parameter]
+
+
+def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], position: Position, config: str) -> None:
+    """Replace the checkpoint as a whole; `config` is the digest of the configuration it belongs to."""
+    where = {"epoch": position.epoch, "step": position.step, "sums": dict(position.sums)}
+    metadata = {
+        "lipcert.checkpoint": _FORMAT,
+        "position": json.dumps(where),
+        "config": config,
+        "sha256": _digest(tensors),
+    }
+    with replace_file(path) as temporary:
+        save_file(dict(tensors), temporary, metadata=metadata)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+
+
+def read_checkpoint(path: Path, config: str) -> tuple[dict[str, Tensor], Position]:
+    """The tensors and the position; a file that is truncated, altered or of another run is refused by name."""
+    remedy = "remove it to train from the start"
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = dict(file.metadata() or {})
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} does not exist") from None
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} is truncated or not a checkpoint ({error}); {remedy}") from None
+    if metadata.get("lipcert.checkpoint") != _FORMAT:
+        raise CheckpointError(f"{path} is not a checkpoint of this version of lipcert; {remedy}")
+    if metadata.get("sha256") != _digest(tensors):
+        raise CheckpointError(f"{path} is damaged: its contents do not have the checksum it states; {remedy}")
+    if metadata.get("config") != config:
+        raise CheckpointError(f"{path} belongs to another configuration than config.toml beside it; {remedy}")
+    where = json.loads(metadata["position"])
+    return tensors, Position(where["epoch"], where["step"], where["sums"])
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Delete the temporary files of a process that was killed while it wrote."""
+    for leftover in leftovers(folder):
+        leftover.unlink(missing_ok=True)
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """The temporary files of `replace_file` in a folder."""
+    return list(folder.glob(".*.[0-9]*.tmp"))
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

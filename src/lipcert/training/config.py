@@ -1,0 +1,237 @@
+"""What a training run consists of: a frozen, validated configuration, read from presets, TOML files and overrides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
+
+from lipcert import zoo
+from lipcert.bounds import estimator as estimators
+from lipcert.bounds.targets import TARGETS
+from lipcert.errors import ConfigError
+from lipcert.training.parsing import apply_overrides, explain, nearest, read_toml, toml_text
+
+
+def _fraction(value: Any) -> Any:
+    """Numbers may be written as "36/255"."""
+    if isinstance(value, str) and "/" in value:
+        try:
+            return float(Fraction(value.replace(" ", "")))
+        except (ValueError, ZeroDivisionError):
+            raise ValueError('expected a number or a fraction such as "36/255"') from None
+    return value
+
+
+def _one_of(choices: Sequence[str]) -> AfterValidator:
+    def check(value: str) -> str:
+        if value not in choices:
+            raise ValueError(f"expected one of {', '.join(choices)}{nearest(value, choices)}")
+        return value
+
+    return AfterValidator(check)
+
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Radius = Annotated[float, Field(ge=0), BeforeValidator(_fraction)]
+Epsilon = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_fraction)]
+Base = Literal["cross-entropy", "soft-margin", "label-smoothing"]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class StandardLoss(_Model):
+    """`losses.standard`."""
+
+    type: Literal["standard"]
+    base: Base = "cross-entropy"
+    margin_t: Positive = 1.0
+    smoothing: Annotated[float, Field(ge=0, le=1)] = 0.1
+
+
+class CrmLoss(_Model):
+    """`losses.crm`: (t, r0, λ = weight) of par:crmHyperparams."""
+
+    type: Literal["crm"]
+    t: Positive
+    r0: Radius
+    weight: NonNegativeFloat
+    radius: Literal["soft", "hard"] = "soft"
+    base: Base = "cross-entropy"
+    margin_t: Positive = 1.0
+    smoothing: Annotated[float, Field(ge=0, le=1)] = 0.1
+
+
+class SignedRadiusLoss(_Model):
+    """`losses.signed_radius`."""
+
+    type: Literal["signed-radius"]
+    t: Positive
+    r0: Epsilon
+
+
+class GloroLoss(_Model):
+    """`losses.gloro`."""
+
+    type: Literal["gloro"]
+    epsilon: Epsilon
+    weight: NonNegativeFloat = 1.0
+
+
+class LmtLoss(_Model):
+    """`losses.lmt`."""
+
+    type: Literal["lmt"]
+    epsilon: Epsilon
+
+
+LossConfig = StandardLoss | CrmLoss | SignedRadiusLoss | GloroLoss | LmtLoss
+
+
+class EstimatorConfig(_Model):
+    """How the constants of the loss are estimated."""
+
+    method: Annotated[str, _one_of(estimators.METHODS)] = "liplt"
+    target: Annotated[str, _one_of(TARGETS)] = "pairwise"
+    power_iterations: PositiveInt = 5
+
+
+class OptimizerConfig(_Model):
+    """Adam, with the paper's constants."""
+
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    eps: Positive = 1e-7
+
+
+class ScheduleConfig(_Model):
+    """The paper's (lr_0, lr_f, lr_decay): see `training.schedule`."""
+
+    lr0: Positive = 1e-3
+    lrf: Positive = 1e-5
+    decay_epoch: NonNegativeInt = 0
+
+
+class AugmentationConfig(_Model):
+    """The paper's (d, t), and flips, which it does not use."""
+
+    degrees: Annotated[float, Field(ge=0, le=180)] = 0.0
+    translate: Annotated[float, Field(ge=0, le=1)] = 0.0
+    flip: bool = False
+
+
+class TrainConfig(_Model):
+    """Everything that determines a run.
+
+    model: a network of the zoo. data: a data set of `lipcert.data.load`. epsilons: in pixels in [0, 1].
+    input_range: [−1, 1] adds a first layer that maps pixels there; radii stay in pixels.
+    warmup_epochs: the first ones, trained by cross-entropy alone. classes_per_batch: 0 for no limit.
+    clip_norm: largest norm of the gradient, 0 for no limit. precision: of the forward pass, never of the constants.
+    compare_standard: also train a twin by cross-entropy alone. note: what a reader of the results has to know.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "run"
+    note: str = ""
+    model: Annotated[str, _one_of(zoo.names())]
+    data: str
+    seed: NonNegativeInt = 0
+    epochs: PositiveInt
+    warmup_epochs: NonNegativeInt = 0
+    batch_size: PositiveInt = 512
+    classes_per_batch: NonNegativeInt = 0
+    input_range: tuple[FiniteFloat, FiniteFloat] = (0.0, 1.0)
+    init: Literal["default", "orthogonal"] = "default"
+    clip_norm: NonNegativeFloat = 0.0
+    precision: Literal["32-true", "bf16-mixed"] = "32-true"
+    epsilons: Annotated[tuple[Epsilon, ...], Field(min_length=1)]
+    eval_every: PositiveInt = 1
+    checkpoint_seconds: NonNegativeFloat = 60.0
+    compare_standard: bool = False
+    tensorboard: bool = False
+    loss: Annotated[LossConfig, Field(discriminator="type")]
+    estimator: EstimatorConfig = EstimatorConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    augmentation: AugmentationConfig = AugmentationConfig()
+
+    @model_validator(mode="after")
+    def _check_epochs(self) -> TrainConfig:
+        names = {"schedule.decay_epoch": self.schedule.decay_epoch, "warmup_epochs": self.warmup_epochs}
+        for name, value in names.items():
+            if value and value >= self.epochs:
+                raise ValueError(f"{name} is {value}, expected less than epochs, {self.epochs}; set both")
+        if self.input_range[0] >= self.input_range[1]:
+            raise ValueError(f"input_range is {list(self.input_range)}, expected a smaller and a larger number")
+        return self
+
+    @property
+    def robust(self) -> bool:
+        """Whether the loss uses Lipschitz constants."""
+        return self.loss.type != "standard"
+
+    @classmethod
+    def parse(cls, values: dict[str, Any], source: str) -> TrainConfig:
+        """A configuration from plain values; errors name `source`, the key and the nearest valid one."""
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise ConfigError(f"{source}: {explain(error, cls)}") from None
+
+    @classmethod
+    def preset(cls, name: str) -> TrainConfig:
+        """A configuration that comes with lipcert, by its name."""
+        if name not in presets():
+            listed = ", ".join(presets())
+            raise ConfigError(f"there is no preset {name!r}, expected one of {listed}{nearest(name, presets())}")
+        resource = files("lipcert") / "presets" / f"{name}.toml"
+        return cls.parse({"name": name, **read_toml(resource.read_text("utf-8"), name)}, f"preset {name}")
+
+    @classmethod
+    def from_toml(cls, path: str | Path) -> TrainConfig:
+        """A configuration from a TOML file."""
+        try:
+            text = Path(path).read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path} cannot be read ({error}); give a preset or a TOML file") from None
+        return cls.parse({"name": Path(path).stem, **read_toml(text, str(path))}, str(path))
+
+    def with_overrides(self, overrides: Sequence[str]) -> TrainConfig:
+        """A copy with some values replaced, each given as "key=value", such as "loss.t=4".
+
+        Another loss.type starts from that loss's own defaults.
+        """
+        return self.parse(apply_overrides(self.model_dump(), overrides), "override") if overrides else self
+
+    def standard_twin(self) -> TrainConfig:
+        """The same run by cross-entropy alone."""
+        values = self.model_dump()
+        values |= {"name": "standard", "loss": {"type": "standard"}, "warmup_epochs": 0, "compare_standard": False}
+        return self.parse(values, "standard twin")
+
+    def to_toml(self) -> str:
+        """TOML that `from_toml` reads back as an equal configuration."""
+        return toml_text(self.model_dump())
+
+
+def presets() -> list[str]:
+    """The names of all presets."""
+    folder = files("lipcert") / "presets"
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))

@@ -1,0 +1,131 @@
+"""Figures of a run while it goes: constants and accuracies by estimates, one line of JSON per epoch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from lipcert import losses
+from lipcert.bounds.estimator import Estimator
+from lipcert.data import Split
+from lipcert.errors import ConfigError
+from lipcert.files import replace_file
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+METRICS = "metrics.jsonl"
+_BATCH = 512
+
+
+class MetricsLog:
+    """metrics.jsonl, one flushed line per epoch, and TensorBoard if asked for.
+
+    What is there of later epochs than `epoch`, complete or not, is cut off.
+    """
+
+    def __init__(self, folder: Path, epoch: int, tensorboard: bool, *, writes: bool) -> None:
+        self.path, self.writes = folder / METRICS, writes
+        self.records = [record for record in read_metrics(folder) if record["epoch"] <= epoch]
+        if writes:
+            with replace_file(self.path) as temporary:
+                temporary.write_text("".join(json.dumps(record) + "\n" for record in self.records))
+        self._board = _tensorboard(folder, epoch) if tensorboard and writes else None
+
+    def append(self, record: dict[str, Any]) -> None:
+        self.records.append(record)
+        if not self.writes:
+            return
+        with self.path.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+        if self._board is not None:
+            for name, value in _flat(record).items():
+                self._board.add_scalar(name, value, record["epoch"])
+            self._board.flush()
+
+    def latest(self, name: str) -> dict[str, Any] | None:
+        """The last record that has a value of that name."""
+        return next((record for record in reversed(self.records) if name in record), None)
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The complete lines of a run's metrics.jsonl."""
+    path = folder / METRICS
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+@torch.no_grad()
+def mean_constants(estimators: Mapping[str, Estimator]) -> dict[str, float]:
+    """The mean pairwise constants by both methods, estimated (fig:lipschitzEvolution)."""
+    return {
+        f"estimated_mean_{method}": float(estimators[method].estimate().contributions.sum())
+        for method in ("naive", "liplt")
+    }
+
+
+@torch.no_grad()
+def estimate_accuracies(
+    fabric: Fabric, model: nn.Module, estimator: Estimator, test: Split, epsilons: Sequence[float]
+) -> dict[str, Any]:
+    """Clean accuracy, and certified accuracy by estimated constants and float32 margins: not guaranteed."""
+    constants = estimator.pairwise()
+    training = model.training
+    model.eval()
+    counts = torch.zeros(1 + len(epsilons), dtype=torch.float64, device=fabric.device)
+    for index in torch.split(torch.arange(fabric.global_rank, len(test), fabric.world_size), _BATCH):
+        x, labels = fabric.to_device((test.pixels(index), test.labels[index]))
+        radii = losses.hard_radius(model(x), labels, constants)
+        counts[0] += (radii > 0).sum()
+        for k, epsilon in enumerate(epsilons):
+            counts[k + 1] += (radii >= epsilon).sum()
+    model.train(training)
+    total = fabric.all_reduce(counts, reduce_op="sum")
+    assert isinstance(total, torch.Tensor)
+    shares = (total / len(test)).tolist()
+    certified = {f"{epsilon:.4g}": share for epsilon, share in zip(epsilons, shares[1:], strict=True)}
+    return {"clean": shares[0], "estimated_certified": certified}
+
+
+@torch.no_grad()
+def spread(fabric: Fabric, estimator: Estimator) -> float:
+    """The largest difference of a constant between any two processes, at the vectors they have."""
+    iterations, estimator.power_iterations = estimator.power_iterations, 0
+    constants = estimator.pairwise()
+    estimator.power_iterations = iterations
+    gathered = fabric.all_gather(constants)
+    return float((gathered.amax(0) - gathered.amin(0)).max())  # type: ignore[union-attr]
+
+
+def synchronise(fabric: Fabric, estimators: Mapping[str, Estimator]) -> None:
+    """Give every process the vectors of the first one; they only differ if machines round differently."""
+    if fabric.world_size == 1:
+        return
+    for estimator in estimators.values():
+        for buffer in estimator.buffers():
+            buffer.copy_(fabric.broadcast(buffer))
+
+
+def _flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    result: dict[str, float] = {}
+    for name, value in record.items():
+        if isinstance(value, Mapping):
+            result |= _flat(value, f"{prefix}{name}/")
+        else:
+            result[prefix + name] = float(value)
+    return result
+
+
+def _tensorboard(folder: Path, epoch: int) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        remedy = "pip install 'lipcert[tensorboard]', or set tensorboard=false"
+        raise ConfigError(f"tensorboard is true, but TensorBoard is not installed; {remedy}") from None
+    writer: Any = SummaryWriter(folder / "tensorboard", purge_step=epoch + 1)
+    return writer

@@ -1,0 +1,67 @@
+"""From the configuration to a network, its estimators and its loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lipcert import losses, zoo
+from lipcert.bounds.estimator import Estimator
+from lipcert.data import Dataset
+from lipcert.losses import Loss
+from lipcert.training.config import TrainConfig
+
+_LOSSES: dict[str, Any] = {
+    "crm": losses.crm,
+    "gloro": losses.gloro,
+    "lmt": losses.lmt,
+    "signed-radius": losses.signed_radius,
+}
+_MONITOR_ITERATIONS = 10
+
+
+def build_model(config: TrainConfig, input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """The network at its initial weights, which depend on the seed only; channels last if it has convolutions."""
+    model = zoo.build(config.model, input_shape, classes, seed=config.seed, input_range=config.input_range)
+    if config.init == "orthogonal":
+        _initialise_orthogonally(model, config.seed)
+    if has_convolutions(model):
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model
+
+
+def has_convolutions(model: nn.Module) -> bool:
+    return any(isinstance(module, nn.Conv2d) for module in model.modules())
+
+
+def build_estimators(config: TrainConfig, model: nn.Module, dataset: Dataset) -> dict[str, Estimator]:
+    """ "estimator" gives the constants of the loss; "naive" and "liplt" are monitored once an epoch, pairwise."""
+    shape, chosen = dataset.input_shape, config.estimator
+    estimators = {
+        method: Estimator(model, shape, method, "pairwise", _MONITOR_ITERATIONS, seed=config.seed)
+        for method in ("naive", "liplt")
+    }
+    own = Estimator(model, shape, chosen.method, chosen.target, chosen.power_iterations, seed=config.seed)
+    return {"estimator": own, **estimators}
+
+
+def objective(config: TrainConfig, logits: Tensor, labels: Tensor, constants: Tensor | None) -> Loss:
+    """The configured loss; without constants, its first term alone (standard training and the warm-up)."""
+    options = config.loss.model_dump(exclude={"type"})
+    if constants is None:
+        base = {key: value for key, value in options.items() if key in ("base", "margin_t", "smoothing")}
+        return losses.standard(logits, labels, **base)
+    loss: Loss = _LOSSES[config.loss.type](logits, labels, constants, **options)
+    return loss
+
+
+@torch.no_grad()
+def _initialise_orthogonally(model: nn.Module, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            nn.init.orthogonal_(module.weight, generator=generator)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)

@@ -1,0 +1,121 @@
+"""TOML in and out, overrides, and validation errors as sentences."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from lipcert.errors import ConfigError
+
+
+def nearest(name: object, choices: Iterable[str]) -> str:
+    """A hint at the choice that looks most like the name, or nothing."""
+    near = get_close_matches(str(name), list(choices), n=1, cutoff=0.4)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def read_toml(text: str, source: str) -> dict[str, Any]:
+    """The values of a TOML text."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{source} is not valid TOML: {error}") from None
+
+
+def toml_text(values: Mapping[str, Any]) -> str:
+    """TOML of plain values and one level of tables."""
+    plain = {key: value for key, value in values.items() if not isinstance(value, Mapping)}
+    lines = [f"{key} = {_literal(value)}" for key, value in plain.items()]
+    for key, table in values.items():
+        if isinstance(table, Mapping):
+            lines += ["", f"[{key}]", *(f"{name} = {_literal(value)}" for name, value in table.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_literal(item) for item in value)}]"
+    if isinstance(value, float):
+        return repr(value)
+    return json.dumps(value, ensure_ascii=False)
+
+
+def apply_overrides(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """The values with every "key=value" put in; the value is TOML, or else a plain string."""
+    pairs = []
+    for override in overrides:
+        key, separator, text = override.partition("=")
+        if not separator or not key.strip():
+            raise ConfigError(f"override {override!r}: expected key=value, such as loss.t=4")
+        pairs.append((key.strip(), _value(text.strip())))
+    for key, value in sorted(pairs, key=lambda pair: pair[0] != "loss.type"):  # the type decides which keys there are
+        *tables, last = key.split(".")
+        table = values
+        for name in tables:
+            table = table.setdefault(name, {})
+            if not isinstance(table, dict):
+                raise ConfigError(f"override: {key} does not exist, because {name} is a single value")
+        if key == "loss.type" and value != table.get("type"):
+            table.clear()
+        table[last] = value
+    return values
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def explain(error: ValidationError, model: type[BaseModel]) -> str:
+    """All errors of a validation as one sentence each, with the nearest valid key for an unknown one."""
+    return "; ".join(_sentence(dict(entry), model) for entry in error.errors())
+
+
+def _sentence(entry: Mapping[str, Any], model: type[BaseModel]) -> str:
+    path, fields = _locate(entry["loc"], model)
+    kind, context = entry["type"], entry.get("ctx", {})
+    if kind == "extra_forbidden":
+        table, _, name = path.rpartition(".")
+        hint = nearest(name, fields) or ";"
+        return f"unknown key {path!r}{hint} Valid keys{f' of {table}' if table else ''}: {', '.join(fields)}"
+    if kind == "missing":
+        return f"the key {path!r} is missing"
+    if kind == "union_tag_not_found":
+        return f"the key '{path}.type' is missing, expected one of {context.get('expected_tags', 'the losses')}"
+    if kind == "union_tag_invalid":
+        tags = [tag.strip(" '") for tag in context["expected_tags"].split(",")]
+        return f"{path}.type is {context['tag']!r}, expected one of {', '.join(tags)}{nearest(context['tag'], tags)}"
+    message: str = entry["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    if not path:
+        return message
+    prefix = "" if message.startswith("expected") else "expected "
+    hint = nearest(entry["input"], str(context.get("expected", "")).replace("'", "").replace(" or ", ", ").split(", "))
+    return f"{path} is {entry['input']!r}, {prefix}{message}{hint if kind == 'literal_error' else ''}"
+
+
+def _locate(location: Sequence[int | str], model: type[BaseModel]) -> tuple[str, list[str]]:
+    """The dotted key without the tags of unions, and the keys that are valid beside it."""
+    path: list[str] = []
+    fields: Mapping[str, Any] = model.model_fields
+    members: tuple[Any, ...] = ()
+    for depth, part in enumerate(location):
+        tagged = [m for m in members if part in get_args(m.model_fields["type"].annotation)]
+        if tagged:
+            fields, members = tagged[0].model_fields, ()
+            continue
+        path.append(str(part))
+        if depth == len(location) - 1 or part not in fields:
+            break
+        annotation = fields[str(part)].annotation
+        members = get_args(annotation) if hasattr(annotation, "__args__") else ()
+        members = tuple(m for m in members if isinstance(m, type) and issubclass(m, BaseModel))
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            fields = annotation.model_fields
+    return ".".join(path), list(fields)

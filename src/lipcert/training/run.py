@@ -1,0 +1,193 @@
+"""`lipcert.train`: a run is a folder that holds everything to repeat, continue and judge it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from importlib.metadata import PackageNotFoundError, version
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lipcert import data
+from lipcert.errors import OptionError, ResumeError
+from lipcert.files import replace_file
+from lipcert.training.checkpoint import leftovers, remove_leftovers
+from lipcert.training.config import TrainConfig
+from lipcert.training.finish import SUMMARY, finish
+from lipcert.training.loop import Progress, Training
+from lipcert.training.monitor import read_metrics
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+CONFIG, ENVIRONMENT, TWIN = "config.toml", "environment.json", "standard"
+_PACKAGES = ("lipcert", "torch", "numpy", "scipy", "safetensors", "lightning-fabric", "kornia", "scikit-learn")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run.
+
+    summary: clean and certified accuracies, by guaranteed bounds. metrics: one record per epoch, with estimates.
+    standard: the twin that was trained by cross-entropy alone, if there is one.
+    """
+
+    folder: Path
+    summary: dict[str, Any]
+    metrics: list[dict[str, Any]] = field(repr=False)
+    standard: Run | None = None
+
+
+def no_progress(what: str, fraction: float, figures: str = "") -> None:
+    """Shows nothing."""
+
+
+def train(
+    config: TrainConfig,
+    run_dir: str | Path | None = None,
+    data_dir: str | Path | None = None,
+    progress: Progress = no_progress,
+) -> Run:
+    """Train and certify; under torchrun, on all its processes, which share the file system.
+
+    Args:
+        config: such as `TrainConfig.preset("digits")`.
+        run_dir: a new or empty folder; runs/<name>-<n> if not given.
+        data_dir: where the data set is, see `lipcert.data.load`.
+        progress: called with what is being done, the fraction done and the latest figures.
+    """
+    with _fabric(config) as fabric:
+        folder: Path | None = None
+        if fabric.is_global_zero:
+            folder = _new_folder(config.name, run_dir)
+            _write(folder / CONFIG, config.to_toml())
+        return _run(fabric, config, fabric.broadcast(folder), data_dir, progress)  # type: ignore[arg-type]
+
+
+def resume(run_dir: str | Path, data_dir: str | Path | None = None, progress: Progress = no_progress) -> Run:
+    """Continue a run that was interrupted, at its last checkpoint; a finished one is only read."""
+    folder = Path(run_dir)
+    if not (folder / CONFIG).is_file():
+        raise ResumeError(f"{folder} holds no run: {CONFIG} is missing; start one with lipcert train")
+    config = TrainConfig.from_toml(folder / CONFIG)
+    with _fabric(config) as fabric:
+        return _run(fabric, config, folder, data_dir, progress)
+
+
+def _run(fabric: Fabric, config: TrainConfig, folder: Path, data_dir: str | Path | None, progress: Progress) -> Run:
+    """Go on with a folder that has at least its configuration."""
+    if data_dir is None and (folder / ENVIRONMENT).exists():
+        data_dir = json.loads((folder / ENVIRONMENT).read_text())["data"]["folder"]
+    with fabric.rank_zero_first():
+        dataset = data.load(config.data, data_dir)
+    if fabric.is_global_zero:
+        remove_leftovers(folder)
+        _check_environment(folder, config, dataset, data_dir)
+    summary: dict[str, Any] = {}
+    if fabric.is_global_zero and (folder / SUMMARY).exists():
+        summary = json.loads((folder / SUMMARY).read_text())
+    summary = fabric.broadcast(summary)
+    if not summary:
+        training = Training(fabric, config, _digest(config), dataset, folder)
+        torch.set_flush_denormal(True)  # Adam's moments of weights without gradient end there
+        try:
+            training.run(progress)
+        finally:
+            torch.set_flush_denormal(False)
+        if fabric.is_global_zero:
+            seconds = sum(record["seconds"] for record in training.log.records)
+            summary = finish(config, training.model, dataset, folder, seconds, progress)
+        summary = fabric.broadcast(summary)
+    standard = None
+    if config.compare_standard:
+        twin = config.standard_twin()
+        if fabric.is_global_zero and not (folder / TWIN / CONFIG).exists():
+            _write(folder / TWIN / CONFIG, twin.to_toml())
+        fabric.barrier()
+        standard = _run(fabric, twin, folder / TWIN, data_dir, progress)
+    return Run(folder, summary, read_metrics(folder), standard)
+
+
+@contextmanager
+def _fabric(config: TrainConfig) -> Iterator[Fabric]:
+    """The processes that torchrun has started, or this one; the caller's random state is left alone."""
+    from lightning_fabric import Fabric
+    from lightning_fabric.strategies.ddp import DDPStrategy
+
+    world, local = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    # Other processes wait for as long as the first one certifies.
+    strategy: Any = DDPStrategy(timeout=timedelta(days=7)) if world > 1 else "auto"
+    nodes = max(world // local, 1)
+    fabric = Fabric(accelerator=device, strategy=strategy, devices=local, num_nodes=nodes, precision=config.precision)
+    fabric.launch()
+    with torch.random.fork_rng():
+        yield fabric
+
+
+def _new_folder(name: str, run_dir: str | Path | None) -> Path:
+    if run_dir is None:
+        for n in count(1):
+            folder = Path("runs") / f"{name}-{n}"
+            try:
+                folder.mkdir(parents=True)
+            except FileExistsError:
+                continue
+            return folder
+    folder = Path(run_dir)  # type: ignore[arg-type]
+    if (folder / CONFIG).exists():
+        raise ResumeError(f"{folder} already holds a run; continue it with --resume {folder}, or choose another folder")
+    if folder.exists() and (not folder.is_dir() or set(folder.iterdir()) - set(leftovers(folder))):
+        raise OptionError(f"{folder} exists and is not an empty folder; choose another one for the run")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _check_environment(folder: Path, config: TrainConfig, dataset: data.Dataset, data_dir: str | Path | None) -> None:
+    """Write what the run depends on; refuse to continue it with other data."""
+    path = folder / ENVIRONMENT
+    if path.exists():
+        if json.loads(path.read_text())["data"]["checksum"] != dataset.checksum:
+            raise ResumeError(f"{folder} was begun with other data: the checksum of {config.data} differs from {path}")
+        return
+    facts = {
+        "command": sys.argv, "seed": config.seed, "versions": _versions(), "python": platform.python_version(),
+        "machine": platform.machine(), "threads": torch.get_num_threads(),
+        "processes": int(os.environ.get("WORLD_SIZE", "1")),
+        "data": {
+            "name": dataset.name, "title": dataset.title, "note": dataset.note, "checksum": dataset.checksum,
+            "folder": str(Path(data_dir).absolute()) if data_dir is not None else None,
+        },
+    }  # fmt: skip
+    _write(path, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _digest(config: TrainConfig) -> str:
+    """Of everything that determines the weights."""
+    relevant = config.model_dump_json(exclude={"name", "note", "checkpoint_seconds", "tensorboard"})
+    return hashlib.sha256(relevant.encode()).hexdigest()
+
+
+def _write(path: Path, text: str) -> None:
+    with replace_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")

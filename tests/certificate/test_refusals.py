@@ -1,0 +1,170 @@
+"""What is not certified, and what the messages say."""
+
+import pytest
+import torch
+from torch import nn
+
+import lipcert
+from helpers import randn
+from lipcert.certificate import Certifier
+from lipcert.errors import BoundError, LabelError, NonFiniteError, OptionError, ShapeError, TrainingModeError
+from lipcert.network.rules.registry import _RULES
+from models import Op, dense_chain, gaussian
+
+
+@pytest.fixture
+def model():
+    return dense_chain(3, 4, 2).float()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_inputs_that_are_not_finite_are_named_by_their_index(model, value):
+    x = randn(30, 3).float()
+    x[17, 1] = value
+    for batch_size in (256, 8):
+        with pytest.raises(NonFiniteError, match="input 17 contains NaN or infinity"):
+            lipcert.certify(model, x, batch_size=batch_size)
+    with pytest.raises(NonFiniteError, match="input 17 contains"):
+        lipcert.certify(model, [x[:10], x[10:]])
+
+
+def test_overflow_names_the_input(model):
+    x = randn(9, 3).float()
+    x[5] *= 1e38
+    with pytest.raises(NonFiniteError, match="the model overflows on input 5; nothing is certified"):
+        lipcert.certify(model, x, batch_size=2)
+
+
+def test_overflow_inside_that_the_logits_do_not_show():
+    model = gaussian(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2))).float()
+    model[0].weight.data *= 1e30
+    x = torch.tensor([[1.0, 2.0], [1e10, 1e10]])
+    assert torch.isfinite(model(x)).all()
+    with pytest.raises(NonFiniteError, match="the model overflows on input"):
+        lipcert.certify(model, x)
+
+
+def test_inputs_of_another_type_or_shape(model):
+    bound = lipcert.bound(model, (3,))
+    with pytest.raises(ShapeError, match=r"inputs have dtype torch.float64, the model computes in torch.float32"):
+        lipcert.certify(model, randn(2, 3), bound)
+    with pytest.raises(ShapeError, match=r"inputs have dtype torch.int64"):
+        lipcert.certify(model, torch.ones(2, 3, dtype=torch.long), bound)
+    with pytest.raises(ShapeError, match=r"inputs have shape \(4,\) each, the bound is for \(3,\)"):
+        lipcert.certify(model, randn(2, 4).float(), bound)
+    with pytest.raises(ShapeError, match=r"does not accept inputs of shape \(4,\)"):
+        lipcert.certify(model, randn(2, 4).float())
+
+
+def test_labels(model):
+    x = randn(4, 3).float()
+    with pytest.raises(LabelError, match=r"labels have shape \(3,\), expected one per input, \(4,\)"):
+        lipcert.certify(model, x, labels=torch.zeros(3, dtype=torch.long))
+    with pytest.raises(LabelError, match=r"labels have shape \(4, 1\)"):
+        lipcert.certify(model, [(x, torch.zeros(4, 1, dtype=torch.long))])
+    for wrong in (torch.tensor([0, 1, 2, 0]), torch.tensor([0, -1, 0, 0]), torch.zeros(4)):
+        with pytest.raises(LabelError, match="labels must be integers from 0 to 1"):
+            lipcert.certify(model, x, labels=wrong)
+    with pytest.raises(OptionError, match="let the loader give"):
+        lipcert.certify(model, [x], labels=torch.zeros(4, dtype=torch.long))
+    with pytest.raises(OptionError, match="accuracy needs labels: pass labels= or a loader"):
+        _ = lipcert.certify(model, x).clean_accuracy
+
+
+def test_nothing_to_certify(model):
+    for empty in ([], torch.zeros(0, 3)):
+        with pytest.raises(OptionError, match="there are no inputs to certify"):
+            lipcert.certify(model, empty)
+    with pytest.raises(OptionError, match="batch_size is 0, expected 1 or more"):
+        lipcert.certify(model, randn(2, 3).float(), batch_size=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(model, dtype):
+    bound = lipcert.bound(model, (3,))
+    with pytest.raises(OptionError, match=rf"float32 and float64, not {dtype}; convert the model"):
+        Certifier(model.to(dtype), bound)
+
+
+def test_half_precision_inside_a_float32_model():
+    reduced = Op(lambda m, x: m.a(x.to(torch.bfloat16).type_as(m.a.weight)), a=nn.Linear(3, 2))
+    bound = lipcert.bound(reduced, (3,))
+    with pytest.raises(lipcert.UnsupportedError, match=r"computes in torch.bfloat16 inside a model in torch.float32"):
+        lipcert.certify(reduced, randn(2, 3).float(), bound)
+
+
+def test_arithmetic_with_fewer_bits(model):
+    x, bound = randn(2, 3).float(), lipcert.bound(model, (3,))
+    certifier = Certifier(model, bound)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        for use in (lambda: Certifier(model, bound), lambda: certifier.certify(x)):
+            with pytest.raises(OptionError, match=r"fewer bits; call torch.set_float32_matmul_precision\('highest'\)"):
+                use()
+        lipcert.certify(model.double(), x.double())  # does not concern float64
+    finally:
+        torch.set_float32_matmul_precision(before)
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(OptionError, match="autocast computes with fewer bits"):
+        certifier.certify(x)
+
+
+def test_a_bound_of_another_model(model):
+    bound = lipcert.bound(model, (3,))
+    with pytest.raises(BoundError, match="made for other weights"):
+        lipcert.certify(dense_chain(3, 4, 2, seed=1).float(), randn(2, 3).float(), bound)
+    with pytest.raises(BoundError, match="made for other weights"):
+        lipcert.certify(dense_chain(3, 4, 2, activation=nn.GELU).float(), randn(2, 3).float(), bound)
+
+
+def test_training_mode_and_weights_that_are_not_finite():
+    model = gaussian(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))
+    bound = lipcert.bound(model, (3,))
+    with pytest.raises(TrainingModeError, match=r"1 \(BatchNorm\) is in training mode"):
+        lipcert.certify(model.train(), randn(2, 3), bound)
+    model.eval()[0].weight.data[0, 0] = torch.nan
+    with pytest.raises(NonFiniteError, match=r"0.weight contains NaN or infinity"):
+        lipcert.certify(model, randn(2, 3), bound)
+
+
+class Shift(nn.Module):
+    def forward(self, x):
+        return torch.roll(torch.sin(x), 1, 1)
+
+
+def test_rules_that_do_not_state_their_rounding_errors(monkeypatch):
+    monkeypatch.setattr("lipcert.network.rules.registry._RULES", dict(_RULES))
+    model = nn.Sequential(nn.Linear(3, 3), Shift())
+    x = randn(2, 3).float()
+
+    @lipcert.register_rule(Shift)
+    def nonlinear(call, x):
+        return lipcert.Slope(-1.0, 1.0, elementwise=False)
+
+    with pytest.raises(lipcert.UnsupportedError, match=r"1 \(rule\): its rounding errors are unknown: state ulps="):
+        lipcert.certify(model, x)
+
+    @lipcert.register_rule(Shift)
+    def stated(call, x):
+        return lipcert.Slope(-1.0, 1.0, elementwise=False, ulps=4.0)
+
+    assert (lipcert.certify(model, x).radius >= 0).all()
+
+    class Double(nn.Module):
+        def forward(self, x):
+            return x + x
+
+    @lipcert.register_rule(Double)
+    def linear(call, x):
+        return call.linear()
+
+    with pytest.raises(lipcert.UnsupportedError, match=r"state terms= and nonnegative=True in its rule"):
+        lipcert.certify(nn.Sequential(nn.Linear(3, 3), Double()), x)
+
+
+def test_interpolation_with_inexact_weights():
+    upsample = nn.Sequential(nn.Upsample(scale_factor=2, mode="bilinear"), nn.Flatten())
+    assert (lipcert.certify(upsample, randn(2, 1, 3, 3).float()).radius >= 0).all()
+    upsample[0] = nn.Upsample(size=7, mode="bilinear")
+    with pytest.raises(lipcert.UnsupportedError, match="its rounding errors are unknown"):
+        lipcert.certify(upsample, randn(2, 1, 3, 3).float())

@@ -1,0 +1,120 @@
+"""Lanczos from random starts: exact in the end, and wrong no more often than predicted before."""
+
+from math import inf, sqrt
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import lipcert
+from helpers import dense_maps, examples, randn
+from lipcert.norms import lanczos
+from lipcert.norms.lanczos import failure_probability, lanczos_values, required_steps
+from models import dense_chain
+
+STARTS = 2000
+
+
+def one_layer(matrix: torch.Tensor) -> lipcert.Network:
+    layer = nn.Linear(matrix.shape[1], matrix.shape[0], bias=False, dtype=torch.float64).requires_grad_(False)
+    layer.weight.data = matrix
+    return lipcert.trace(layer, (matrix.shape[1],))
+
+
+def top_value(network: lipcert.Network, steps: int, generator: torch.Generator) -> float:
+    return lanczos_values(network, [False], [0.0], {(1, 0): steps}, generator)[1, 0]
+
+
+def spectrum(kind: str, n: int, epsilon: float) -> np.ndarray:
+    """Eigenvalues with 1 at the top and the others just below 1 − ε, where they are easily mistaken for it."""
+    edge = (1 - epsilon) * 0.999
+    others = {
+        "chebyshev": edge * (1 + np.cos(np.linspace(0, np.pi, n - 1))) / 2,
+        "uniform": np.linspace(0, edge, n - 1),
+        "crowded": edge * (1 - np.linspace(0, 1, n - 1) ** 2 / 2),
+    }
+    return np.r_[1.0, others[kind]]
+
+
+@pytest.mark.parametrize(("n", "steps", "epsilon"), [(24, 4, 0.25), (60, 5, 0.2)])
+@pytest.mark.parametrize("kind", ["chebyshev", "uniform", "crowded"])
+def test_underestimates_are_no_more_frequent_than_predicted(kind, n, steps, epsilon):
+    predicted = failure_probability(n, steps, epsilon)
+    assert 0.05 <= predicted <= 0.5
+    network = one_layer(torch.from_numpy(np.diag(np.sqrt(spectrum(kind, n, epsilon)))))
+    generator = torch.Generator().manual_seed(5)
+    values = [top_value(network, steps, generator) / sqrt(1 - epsilon) for _ in range(STARTS)]
+    wrong = sum(value < 1.0 for value in values)
+    assert wrong / STARTS <= predicted
+    assert max(values) <= (1 + 1e-12) / sqrt(1 - epsilon)  # Ritz values lie below the norm
+    assert wrong > 0 or kind != "chebyshev"  # the hardest spectrum does deceive some starts
+
+
+@examples(4)
+@given(
+    n=st.integers(1, 10**6),
+    inflation=st.floats(1e-4, 0.5),
+    probability=st.floats(1e-12, 0.5),
+)
+def test_required_steps_are_the_fewest_that_suffice(n, inflation, probability):
+    epsilon = lanczos.eigenvalue_gap(inflation)
+    assert 1 / sqrt(1 - epsilon) == pytest.approx(1 + inflation)
+    steps = required_steps(n, epsilon, probability)
+    assert failure_probability(n, steps, epsilon) <= probability * (1 + 1e-9)
+    assert steps == 1 or failure_probability(n, steps - 1, epsilon) >= probability * (1 - 1e-9)
+
+
+def test_failure_probability_is_zero_only_when_the_space_is_exhausted():
+    assert failure_probability(10, 10, 0.01) == 0.0
+    assert failure_probability(10, 1, 0.01) == 1.0
+    assert 0 < failure_probability(10**6, 500, 0.01) < 1e-30
+
+
+@examples(1)
+@given(rows=st.integers(1, 12), columns=st.integers(1, 12), seed=st.integers(0, 999))
+def test_as_many_steps_as_dimensions_give_the_norm(rows, columns, seed):
+    """On the side of the input for tall matrices and of the output for wide ones."""
+    matrix = randn(rows, columns, seed=seed)
+    value = top_value(one_layer(matrix), min(rows, columns), torch.Generator().manual_seed(seed))
+    assert value == pytest.approx(torch.linalg.matrix_norm(matrix, 2).item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 3])
+def test_a_process_that_ends_early_has_found_the_norm(rank):
+    matrix = randn(9, rank) @ randn(rank, 7, seed=1) if rank else torch.zeros(9, 7, dtype=torch.float64)
+    value = top_value(one_layer(matrix), 7, torch.Generator().manual_seed(0))
+    assert value == pytest.approx(torch.linalg.matrix_norm(matrix, 2).item(), rel=1e-12, abs=0)
+
+
+def test_all_pairs_of_a_network_ride_together_whatever_their_sizes_and_steps():
+    model = dense_chain(7, 3, 9, 2, 5)
+    dense = dense_maps(model, (7,)).maps
+    network = lipcert.trace(model.requires_grad_(False), (7,))
+    centres = [0.0, 0.5, 0.5, 0.5]
+    steps = {pair: min(matrix.shape) for pair, matrix in dense.items()}
+    values = lanczos_values(network, [c != 0 for c in centres], centres, steps, torch.Generator().manual_seed(1))
+    assert values.keys() == dense.keys()
+    for pair, matrix in dense.items():
+        assert values[pair] == pytest.approx(torch.linalg.matrix_norm(matrix, 2).item(), rel=1e-11)
+
+
+def test_starts_are_fresh_unless_the_generator_is_the_same():
+    network = one_layer(torch.diag(torch.linspace(0, 1, 50, dtype=torch.float64)))
+    generator = torch.Generator().manual_seed(0)
+    first, second = top_value(network, 3, generator), top_value(network, 3, generator)
+    assert first != second
+    assert top_value(network, 3, torch.Generator().manual_seed(0)) == first
+
+
+def test_the_upper_bound_grows_with_inexact_products_and_gives_up_in_time():
+    assert lanczos.upper_bound(1.0, 0.19, 0.0, 10) == pytest.approx(1 / 0.9, rel=1e-11)
+    assert lanczos.upper_bound(1.0, 0.19, 1e-10, 100) == pytest.approx((1 + 1e-5) / 0.9, rel=1e-9)
+    assert lanczos.upper_bound(1.0, 0.19, 1e-4, 100) == inf
+
+
+def test_products_that_overflow_give_infinity():
+    network = one_layer(torch.full((3, 3), 1e200, dtype=torch.float64))
+    assert top_value(network, 3, torch.Generator().manual_seed(0)) == inf
