@@ -60,6 +60,8 @@ def load_model(
     if path.is_dir():
         path = path / "model.safetensors"
     if path.suffix == ".safetensors":
+        if weights is not None:
+            raise ModelError(f"{path} holds weights already; give either it or --weights {weights} with a model")
         return _from_checkpoint(path)
     if ":" in spec:
         model = _from_factory(spec)
@@ -84,9 +86,12 @@ def _from_checkpoint(path: Path) -> LoadedModel:
     name = metadata.get("lipcert.model")
     if name is None:
         raise ModelError(f"{path} does not say which model it belongs to; give the model and --weights {path}")
-    shape = tuple(int(n) for n in metadata["input_shape"].split(","))
-    low, high = (float(n) for n in metadata.get("input_range", "0,1").split(","))
-    model = zoo.build(name, shape, int(metadata["classes"]), seed=0, input_range=(low, high))
+    try:
+        shape, classes = tuple(int(n) for n in metadata["input_shape"].split(",")), int(metadata["classes"])
+        low, high = (float(n) for n in metadata.get("input_range", "0,1").split(","))
+    except (KeyError, ValueError) as error:
+        raise ModelError(f"{path} does not describe its model completely ({error}); write it again") from error
+    model = zoo.build(name, shape, classes, seed=0, input_range=(low, high))
     _load_weights(model, path)
     return LoadedModel(model.eval(), shape, str(path))
 

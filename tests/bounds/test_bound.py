@@ -116,12 +116,12 @@ def test_rows_need_no_randomised_norm():
 
 
 def test_nearly_equal_rows_keep_their_distance():
-    """Distances that a Gram matrix would lose to cancellation, and equal rows."""
-    model = dense_chain(50, 4).requires_grad_(False)
-    model[0].weight[1] = model[0].weight[0] + 1e-9 * randn(50, seed=1)
-    model[0].weight[3] = model[0].weight[2]
-    value = lipcert.bound(model, (50,)).value
+    """Distances that a Gram matrix would lose to cancellation: two clusters of rows, and two equal rows."""
+    model = dense_chain(50, 12).requires_grad_(False)
     w = model[0].weight
+    w[1:6], w[7:] = w[0] + 1e-9 * randn(5, 50, seed=1), w[6] + 1e-9 * randn(5, 50, seed=2)
+    w[11] = w[10]
+    value = lipcert.bound(model, (50,)).value
     exact = (w[:, None] - w[None]).norm(dim=2)
     assert (value >= exact * (1 - 1e-15)).all()
     assert (value <= exact * (1 + 1e-5) + 1e-13).all()

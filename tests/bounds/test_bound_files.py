@@ -112,6 +112,22 @@ def conv(**options):
     return nn.Sequential(nn.Conv2d(2, 2, 3, **options), nn.ReLU(), nn.Flatten(), nn.Linear(18, 2))
 
 
+def test_a_tensor_that_is_no_parameter_counts_too():
+    class Scaled(nn.Linear):
+        def __init__(self):
+            super().__init__(3, 2)
+            self.scale = torch.ones(3, dtype=torch.float64)
+
+        def forward(self, x):
+            return super().forward(x * self.scale)
+
+    model = gaussian(Scaled())
+    bound = lipcert.bound(model, (3,))
+    assert belongs(bound, model)
+    model.scale *= 2
+    assert not belongs(bound, model)
+
+
 SAME_WEIGHTS = {
     "slope": (lambda: nn.Sequential(nn.Linear(3, 3), nn.LeakyReLU(0.1)), nn.LeakyReLU(0.2), (3,)),
     "activation": (lambda: nn.Sequential(nn.Linear(3, 3), nn.ReLU()), nn.GELU(), (3,)),

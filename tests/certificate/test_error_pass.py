@@ -4,7 +4,6 @@ from copy import deepcopy
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -53,7 +52,7 @@ MODELS = {
     "prelu": (dense_chain(20, 30, 30, 4, activation=lambda: nn.PReLU(30)), (20,)),
     "softshrink alone": (sequence(nn.Softshrink(0.3)), (5,)),
     "softmax": (sequence(nn.Linear(20, 200), nn.Softmax(1), nn.Linear(200, 4)), (20,)),
-    "softmax alone": (sequence(nn.Softmax(1)), (500,)),
+    "softmax alone": (sequence(nn.Softmax(1)), (40,)),
     "constant on a broadcast input": (Op(lambda m, x: x + m.b, b=randn(5)), (1,)),
     "constant alone": (Op(lambda m, x: m.b - 3 * x / 7, b=randn(5)), (5,)),
     "residual with batch norm": (residual([4, 8], [1, 1], (3, 8, 8), 4), (3, 8, 8)),
@@ -68,7 +67,7 @@ MODELS = {
     "average pooling": (convolutions(nn.AvgPool2d(2), nn.AdaptiveAvgPool2d(2)), (2, 10, 10)),
     "upsampling": (convolutions(nn.Upsample(scale_factor=2, mode="bilinear")), (2, 6, 6)),
     "transposed": (sequence(nn.ConvTranspose2d(2, 3, 3, 2), nn.ReLU(), nn.Flatten(), nn.LazyLinear(4)), (2, 4, 4)),
-    "reductions": (Op(lambda m, x: F.pad(m.a(x).mean((2, 3)) - x.sum((2, 3)), (0, 2)), a=nn.Conv2d(2, 2, 3)), (2, 9, 9)),
+    "reductions": (Op(lambda m, x: m.a(x).mean((2, 3)) - x.sum((2, 3)), a=nn.Conv2d(2, 2, 3)), (2, 9, 9)),
 }  # fmt: skip
 
 
@@ -112,7 +111,7 @@ def test_measured_errors_stay_below_the_bound(name):
     assert used > 1e-9  # float32 does round, and the bound is not beyond all measure
 
 
-@examples(2)
+@examples(1)
 @given(drawn=networks, seed=st.integers(0, 999), exponent=st.integers(-4, 4))
 def test_drawn_networks(drawn, seed, exponent):
     model, shape = drawn

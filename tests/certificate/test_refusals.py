@@ -36,11 +36,11 @@ def test_overflow_names_the_input(model):
 
 
 def test_overflow_inside_that_the_logits_do_not_show():
-    model = gaussian(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2))).float()
-    model[0].weight.data *= 1e30
-    x = torch.tensor([[1.0, 2.0], [1e10, 1e10]])
+    model = gaussian(nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2))).float()
+    nn.init.constant_(model[0].weight, 1e15)
+    x = torch.tensor([[1.0, 2.0], [1e25, 1e25]])
     assert torch.isfinite(model(x)).all()
-    with pytest.raises(NonFiniteError, match="the model overflows on input"):
+    with pytest.raises(NonFiniteError, match="the model overflows on input 1"):
         lipcert.certify(model, x)
 
 
@@ -107,6 +107,13 @@ def test_arithmetic_with_fewer_bits(model):
         torch.set_float32_matmul_precision(before)
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(OptionError, match="autocast computes with fewer bits"):
         certifier.certify(x)
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.mkldnn, "conv"), reason="this torch has no such switch")
+def test_convolutions_with_fewer_bits(model, monkeypatch):
+    monkeypatch.setattr(torch.backends.mkldnn.conv, "fp32_precision", "bf16")
+    with pytest.raises(OptionError, match="fewer bits"):
+        lipcert.certify(model, randn(2, 3).float())
 
 
 def test_a_bound_of_another_model(model):

@@ -16,7 +16,8 @@ from models import dense_chain, gaussian
 
 def norms_of(model, shape, options=None, **more):
     network = lipcert.trace(model, shape)
-    centres = [float(c) for c, _ in network.sectors()]
+    with torch.no_grad():
+        centres = [float(c) for c, _ in network.sectors()]
     return bound_norms(network, centres, network.depth + 1, options, **more)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from hashlib import sha256
+from operator import attrgetter
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lipcert.errors import NonFiniteError
 from lipcert.network.normal_form import Network
@@ -17,11 +19,12 @@ def fingerprint(model: nn.Module, network: Network) -> str:
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if name.endswith("num_batches_tracked"):
             continue
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        _add(digest, name, tensor)
     for call in network.graph.graph.nodes:  # options and constants that are written in the code
         target = call.target if isinstance(call.target, str) else call.target.__name__
         digest.update(f"{call.op} {target} {call.args} {call.kwargs};".encode())
+        if call.op == "get_attr":  # also tensors that are neither parameters nor buffers
+            _add(digest, call.target, attrgetter(call.target)(network.graph))
         if call.op == "call_module":
             module = network.graph.get_submodule(call.target)
             digest.update(f"{type(module).__name__}({module.extra_repr()});".encode())
@@ -31,6 +34,11 @@ def fingerprint(model: nn.Module, network: Network) -> str:
         fixed = site.slope and [v if isinstance(v, float) else "learned" for v in (site.slope.alpha, site.slope.beta)]
         digest.update(f"{site.source} {site.output} {fixed};".encode())
     return digest.hexdigest()
+
+
+def _add(digest: Any, name: str, tensor: Tensor) -> None:
+    digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
+    digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
 
 
 def check_finite(model: nn.Module) -> None:

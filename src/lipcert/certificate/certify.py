@@ -20,6 +20,7 @@ from lipcert.network.trace import trace
 from lipcert.norms.certified import Progress, no_progress
 
 _ROUND_DOWN = 1 - 2.0**-45
+_MKLDNN = ("conv", "matmul")  # parts of the CPU backend that can be told to use fewer bits
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +159,9 @@ def check_arithmetic(network: Network) -> None:
     """Refuse arithmetic that the error analysis does not describe."""
     if network.dtype not in (torch.float32, torch.float64):
         raise OptionError(f"certificates cover models in float32 and float64, not {network.dtype}; convert the model")
-    reduced = torch.get_float32_matmul_precision() != "highest"
+    switches = (torch.backends, torch.backends.mkldnn, *(getattr(torch.backends.mkldnn, n, None) for n in _MKLDNN))
+    reduced = any(getattr(switch, "fp32_precision", "none") not in ("none", "ieee") for switch in switches)
+    reduced = reduced or torch.get_float32_matmul_precision() != "highest"
     if torch.is_autocast_enabled(network.device.type):
         raise OptionError("autocast computes with fewer bits than the error analysis assumes; certify outside of it")
     if network.device.type == "cuda":

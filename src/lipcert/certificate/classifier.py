@@ -58,7 +58,8 @@ class CertifiedClassifier(nn.Module):
         distance = torch.linalg.vector_norm(x.flatten(1).double(), dim=1)[:, None] * (1 + 1e-12)
         errors = 2 * (self.reference_errors[prediction] + self.growth[prediction] * distance)
         radius = certified_radius(margins, errors, self.constants[prediction], prediction).clamp(max=self._reach)
-        return logits, torch.where(torch.isfinite(wide).all(1), radius, 0.0)
+        in_range = torch.isfinite(wide).all(1) & (distance[:, 0] < self._reach)
+        return logits, torch.where(in_range, radius, 0.0)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> CertifiedClassifier:
         """Moves to other devices, but keeps the constants in float64: rounding could make them too small."""

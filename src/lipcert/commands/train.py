@@ -84,6 +84,8 @@ def results_table(result: Run) -> Table:
     """Clean and certified accuracy of a run and of its twin; certified by guaranteed bounds only."""
     summary = result.summary
     note = f"{summary['note']} " if summary["note"] else ""
+    if result.standard is not None:
+        note += "standard: the same network, trained for accuracy only. "
     table = Table(
         title=f"{summary['name']}: {summary['model']} on {summary['data_title']}, {summary['inputs']:,} test inputs",
         caption=f"{note}Certified: {summary['guarantee']}; rounding included; l2 in pixels in [0, 1]. "

@@ -98,8 +98,9 @@ def spread(fabric: Fabric, estimator: Estimator) -> float:
     iterations, estimator.power_iterations = estimator.power_iterations, 0
     constants = estimator.pairwise()
     estimator.power_iterations = iterations
-    gathered = fabric.all_gather(constants)
-    return float((gathered.amax(0) - gathered.amin(0)).max())  # type: ignore[union-attr]
+    extremes = fabric.all_reduce(torch.stack([constants, -constants]), reduce_op="max")
+    assert isinstance(extremes, torch.Tensor)
+    return float(extremes.sum(0).max())
 
 
 def synchronise(fabric: Fabric, estimators: Mapping[str, Estimator]) -> None:

@@ -1,0 +1,186 @@
+"""The command line: tables and JSON on standard output, files in the folder, errors as one message with code 2."""
+
+import json
+import sys
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import lipcert
+from lipcert import cli, zoo
+from lipcert.certificate.stream import read_certificates
+from lipcert.loading import save_checkpoint
+
+NET = """
+import torch
+from torch import nn
+
+def build():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.ReLU(), nn.Linear(24, 10))
+    model.input_shape = (1, 8, 8)
+    return model
+"""
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Runs a command in a folder with a trained network for the digits."""
+    (tmp_path / "digit_net.py").write_text(NET)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli.console, "width", 140)
+    monkeypatch.delitem(sys.modules, "digit_net", raising=False)
+    runner = CliRunner()
+
+    def call(*arguments):
+        result = runner.invoke(cli.app, [str(argument) for argument in arguments])
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def weights(tmp_path_factory):
+    """Weights of the network above, trained for a second."""
+    names: dict = {}
+    exec(NET, names)
+    model, data = names["build"](), lipcert.data.load("digits").train
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2, weight_decay=1e-3)
+    for _ in range(100):
+        loss = torch.nn.functional.cross_entropy(model(data.pixels()), data.labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    from safetensors.torch import save_model
+
+    path = tmp_path_factory.mktemp("weights") / "digits.safetensors"
+    save_model(model, path)
+    return path
+
+
+def fails(monkeypatch, capsys, *arguments):
+    monkeypatch.setattr(sys, "argv", ["lipcert", *map(str, arguments)])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "Traceback" not in captured.err
+    return " ".join(captured.err.split())
+
+
+def test_bound_prints_a_table_of_methods_and_targets(run):
+    table = run("bound", "digit_net:build", "--quiet")
+    for word in ("naive", "liplt", "network", "per-class", "last-layer", "pairwise", "deterministic", "ratio", "1×8×8"):
+        assert word in table
+
+
+def test_bound_as_json_is_what_the_library_says(run):
+    rows = json.loads(run("bound", "digit_net:build", "--json"))
+    assert [(row["target"], row["method"]) for row in rows[:2]] == [("network", "naive"), ("network", "liplt")]
+    names: dict = {}
+    exec(NET, names)
+    for row in rows:
+        bound = lipcert.bound(names["build"]().eval(), (1, 8, 8), row["method"], row["target"])
+        assert row["value"] == pytest.approx(bound.mean, rel=1e-9)
+        assert row["guarantee"] == "deterministic"
+
+
+def test_estimates_are_labelled_and_below_the_bounds(run):
+    options = ("--method", "liplt", "--target", "pairwise", "--json")
+    (bound,) = json.loads(run("bound", "digit_net:build", *options))
+    (estimate,) = json.loads(run("bound", "digit_net:build", "--estimate", *options))
+    assert estimate["guarantee"] == "estimate"
+    assert 0.99 * bound["value"] < estimate["value"] <= bound["value"]
+
+
+def test_certify_writes_its_files_and_continues(run, weights, tmp_path, monkeypatch):
+    arguments = ("digit_net:build", "--weights", weights, "--data", "digits", "--eps", 0.1, "--eps", 0.3, "--out", "r")
+    table = run("certify", *arguments, "--limit", 40, "--quiet")
+    for word in ("clean", "certified", "median radius", "0.1", "0.3", "deterministic; rounding included", "40 test"):
+        assert word in " ".join(table.split())
+    assert sorted(path.name for path in (tmp_path / "r").iterdir()) == [
+        "bound.json", "bound.safetensors", "certificates.csv", "certificates.origin.json", "summary.json",
+    ]  # fmt: skip
+    first = (tmp_path / "r" / "certificates.csv").read_text()
+    computed = []
+    original = lipcert.certificate.Certifier.certify
+    monkeypatch.setattr(
+        lipcert.certificate.Certifier, "certify",
+        lambda self, x, start=0, label=None: computed.append((start, len(x))) or original(self, x, start, label),
+    )  # fmt: skip
+    monkeypatch.setattr("lipcert.commands.evaluate.make_bound", None)  # the stored bound is used again
+    facts = json.loads(run("certify", *arguments, "--limit", 60, "--json"))
+    assert computed == [(40, 20)]
+    assert (tmp_path / "r" / "certificates.csv").read_text().startswith(first)
+    assert facts == json.loads((tmp_path / "r" / "summary.json").read_text())
+    certificates = read_certificates(tmp_path / "r" / "certificates.csv")
+    assert facts["clean"] == certificates.clean_accuracy > 0.8
+    assert facts["inputs"] == len(certificates) == 60
+    assert [at["certified"] for at in facts["at"]] == certificates.certified_accuracy([0.1, 0.3])
+    assert facts["median_radius"] == certificates.radius.median().item()
+    assert facts["at"][0]["attacked"] is None
+
+
+def test_certify_with_attack_orders_the_accuracies(run, weights):
+    facts = json.loads(
+        run("certify", "digit_net:build", "--weights", weights, "--data", "digits", "--eps", 0.3, "--limit", 50,
+            "--attack", "--json", "--out", "a")
+    )  # fmt: skip
+    (at,) = facts["at"]
+    assert 0 < at["certified"] <= at["attacked"] <= facts["clean"]
+
+
+def test_attack(run, weights):
+    arguments = ("digit_net:build", "--weights", weights, "--data", "digits", "--limit", 50, "--steps", 20)
+    facts = json.loads(run("attack", *arguments, "--eps", 0.05, "--eps", 2.0, "--json"))
+    near, far = facts["at"]
+    assert near["clean"] == far["clean"] > 0.8
+    assert far["attacked"] < near["attacked"] <= near["clean"]
+    assert "l2 PGD, 20 iterations" in " ".join(run("attack", *arguments, "--eps", 1.0, "--quiet").split())
+
+
+def test_certify_a_checkpoint_of_the_zoo(run, tmp_path):
+    save_checkpoint(zoo.build("4C3F", (1, 8, 8), 10, seed=0), tmp_path / "z.safetensors", "4C3F", (1, 8, 8), 10)
+    facts = json.loads(
+        run("certify", tmp_path / "z.safetensors", "--data", "digits", "--eps", 0.1, "--limit", 4, "--json")
+    )
+    assert facts["model"].endswith("z.safetensors")
+    assert (tmp_path / "runs" / "certify" / "summary.json").exists()
+
+
+def test_version(run):
+    assert run("--version").strip() == f"lipcert {lipcert.__version__}"
+
+
+DIGITS = ("--data", "digits", "--eps", 0.1)
+ERRORS = {
+    "unknown model": (("bound", "9C9F"), "error: '9C9F' is not a model"),
+    "unknown method": (("bound", "4C3F", "--method", "fast"), "error: method is 'fast', expected one of"),
+    "wrong shape": (("bound", "4C3F", "--input-shape", "a,b"), "--input-shape is 'a,b', expected numbers"),
+    "wrong epsilon": (("certify", "4C3F", "--data", "digits", "--eps", -1), "--eps is [-1.0], expected positive"),
+    "no limit": (("attack", "4C3F", *DIGITS, "--limit", 0), "--limit is 0, expected 1 or more"),
+    "other images": (("certify", "4C3F", *DIGITS), "digits has images of shape (1, 8, 8), the model takes (1, 28, 28)"),
+    "unknown data": (("attack", "4C3F", "--data", "digit", "--eps", 1), "did you mean 'digits'"),
+    "markup": (("bound", "[/red]"), "'[/red]' is not a model"),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors_are_one_message_with_code_2(name, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    arguments, message = ERRORS[name]
+    assert message in fails(monkeypatch, capsys, *arguments)
+    assert list(tmp_path.iterdir()) == []  # nothing half-written
+
+
+def test_other_weights_in_the_same_folder_are_refused(run, weights, monkeypatch, capsys, tmp_path):
+    arguments = ("certify", "digit_net:build", *DIGITS, "--limit", 5, "--out", "r", "--quiet")
+    run(*arguments, "--weights", weights)
+    monkeypatch.setenv("COLUMNS", "200")
+    assert "holds certificates of other weights or data" in fails(monkeypatch, capsys, *arguments)
