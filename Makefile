@@ -17,8 +17,8 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-demo: $(READY)   ## set up and bound a built-in network
-	$(BIN)/lipcert bound 4C3F
+demo: $(READY)   ## set up, train on the embedded digits, certify
+	$(BIN)/lipcert train
 
 lint: $(READY)   ## ruff and mypy
 	$(BIN)/ruff check .

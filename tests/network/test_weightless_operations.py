@@ -183,7 +183,7 @@ def test_average_pooling_of_any_geometry(data, dims):
     size = data.draw(st.tuples(*[st.integers(2, 6)] * dims))
     kernel, stride = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
     padding = data.draw(st.integers(0, kernel // 2))
-    assume(all(n + 2 * padding >= kernel for n in size))
+    assume(all(n >= kernel for n in size))
     counted = data.draw(st.booleans())
     check_linear(pool(kernel, stride, padding, data.draw(st.booleans()), counted), (1, *size))
 
