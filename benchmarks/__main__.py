@@ -12,6 +12,7 @@ from benchmarks.measure import store
 
 PARTS = {
     "steps": estimates.step_costs,
+    "training": estimates.training_costs,
     "depth": estimates.depth_growth,
     "pairwise": lambda repeats: estimates.pairwise_cost(max(3, repeats // 3)),
     "bounds": lambda repeats: certificates.bound_times(["4C3F", "6C2F", "8C2F"]),

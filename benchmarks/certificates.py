@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import resource
 import time
 
 import torch
 from rich.table import Table
 
 import lipcert
-from benchmarks.measure import side_by_side
+from benchmarks.measure import own_peak, side_by_side
 from lipcert import zoo
 from lipcert.certificate import Certifier
 
@@ -28,7 +27,7 @@ def bound_times(names: list[str]) -> tuple[list[dict[str, object]], Table]:
         began = time.perf_counter()
         bound = lipcert.bound(model, zoo.ZOO[name].input_shape)
         seconds = time.perf_counter() - began
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        peak = own_peak() / 1024
         figures.append({"network": name, "seconds": seconds, "limit": 60 * MINUTES[name], "peak_gib": peak,
                         "guarantee": bound.guarantee, "inflation": bound.inflation})  # fmt: skip
         table.add_row(name, f"{seconds:.1f}", f"{60 * MINUTES[name]}", f"{peak:.2f}", bound.guarantee)

@@ -9,7 +9,7 @@ import lipcert
 
 SOURCE = Path(lipcert.__file__).parent
 ORDER = [
-    "errors", "network", "norms", "bounds", "certificate", "losses", "layers", "data", "attacks", "zoo",
+    "errors", "files", "network", "norms", "bounds", "certificate", "losses", "layers", "data", "attacks", "zoo",
     "loading", "training", "report", "commands", "cli",
 ]  # fmt: skip
 FILES = sorted(SOURCE.rglob("*.py"))

@@ -1,6 +1,6 @@
 """Certified robustness of PyTorch classifiers: LipLT Lipschitz bounds and what follows from them."""
 
-from lipcert import data, errors, losses, zoo
+from lipcert import data, errors, layers, losses, zoo
 from lipcert.bounds.bound import Bound
 from lipcert.bounds.certified import bound
 from lipcert.bounds.estimator import Estimate, Estimator
@@ -28,6 +28,7 @@ __all__ = [
     "certify",
     "data",
     "errors",
+    "layers",
     "losses",
     "register_rule",
     "trace",

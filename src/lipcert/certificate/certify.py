@@ -93,7 +93,9 @@ class Certifier:
         """Certificates of one batch; `first` is the index of its first input, for messages."""
         check_arithmetic(self.network)
         self._check_input(x, first)
-        execution = self._pass.execute(x.to(self.network.device))
+        x = x.to(self.network.device)
+        # Convolutions are fastest in this memory format; the error analysis holds in any.
+        execution = self._pass.execute(x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x)
         _check_execution(execution, first)
         logits = execution.logits.double().cpu()
         prediction = logits.argmax(1)

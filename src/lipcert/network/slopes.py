@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import exp, inf, nextafter, sqrt
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lipcert.errors import check_choice
 
@@ -141,30 +141,6 @@ def max_pool(
     return lipschitz_map(
         nextafter(sqrt(overlap), inf) if sqrt(overlap) % 1 else sqrt(overlap), l1=float(overlap), linf=1.0
     )
-
-
-def module_slope(module: nn.Module) -> Slope | None:
-    """The slopes of torch's elementwise activation modules without parameters of their own; None for others."""
-    return _MODULES.get(type(module))
-
-
-_MODULES: dict[type[nn.Module], Slope] = {
-    nn.ReLU: RELU,
-    nn.ReLU6: CLIP,
-    nn.Hardtanh: CLIP,
-    nn.Softshrink: SHRINK,
-    nn.Tanh: SMOOTH,
-    nn.Tanhshrink: SMOOTH,
-    nn.Softsign: SMOOTH,
-    nn.CELU: SMOOTH,
-    nn.LogSigmoid: SMOOTH,
-    nn.SELU: SELU,
-    nn.Sigmoid: SIGMOID,
-    nn.Hardsigmoid: HARD_SIGMOID,
-    nn.SiLU: SILU,
-    nn.Mish: MISH,
-    nn.Hardswish: HARD_SWISH,
-}
 
 
 def _tensor(value: float | Tensor, like: float | Tensor) -> Tensor:

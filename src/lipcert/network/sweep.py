@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -125,20 +126,29 @@ class _Rows:
 class _Placement:
     """Assembles rows from parts: rows given by several parts add up, rows given by none are zero.
 
-    Consecutive rows move together, and one concatenation copies everything, whatever its memory format.
+    Consecutive rows move together. One split per part and one concatenation move everything: they keep the memory
+    format, and differentiating them copies every row once.
     """
 
     def __init__(self, parts: list[list[int]], rows: list[list[tuple[int, int]]]) -> None:
         """`parts[p]` are the rows of part p; `rows[k]` lists the (part, row of that part) that make up row k."""
-        self._segments: list[tuple[list[tuple[int, int]], int]] = []
+        segments: list[tuple[list[tuple[int, int]], int]] = []
         for terms in rows:
-            if self._segments:
-                previous, length = self._segments[-1]
+            if segments:
+                previous, length = segments[-1]
                 if terms == [(part, row + length) for part, row in previous]:
-                    self._segments[-1] = (previous, length + 1)
+                    segments[-1] = (previous, length + 1)
                     continue
-            self._segments.append((terms, 1))
-        self._lengths = [len(part) for part in parts]
+            segments.append((terms, 1))
+        starts = [
+            sorted({0} | {edge for terms, n in segments for q, row in terms if q == p for edge in (row, row + n)})
+            for p in range(len(parts))
+        ]
+        self._sizes = [
+            [b - a for a, b in pairwise([*edges, len(part)]) if b > a]
+            for edges, part in zip(starts, parts, strict=True)
+        ]
+        self._segments = [([(p, starts[p].index(row)) for p, row in terms], length) for terms, length in segments]
 
     @classmethod
     def of(cls, parts: list[_Rows], size: int) -> _Placement:
@@ -147,18 +157,20 @@ class _Placement:
         return cls(positions, [[(p, at.index(k)) for p, at in enumerate(positions) if k in at] for k in range(size)])
 
     def assemble(self, parts: list[Tensor]) -> Tensor:
-        pieces = [self._piece(parts, terms, length) for terms, length in self._segments]
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-
-    def _piece(self, parts: list[Tensor], terms: list[tuple[int, int]], length: int) -> Tensor:
-        if not terms:
-            return torch.zeros_like(parts[0][:1]).expand(length, *parts[0].shape[1:])
-        slices = [
-            parts[part] if length == self._lengths[part] else parts[part][row : row + length] for part, row in terms
+        pieces = [
+            (part,) if len(sizes) == 1 else part.split_with_sizes(sizes)
+            for part, sizes in zip(parts, self._sizes, strict=True)
         ]
-        total = slices[0]
-        for piece in slices[1:]:
-            total = total + piece
+        rows = [self._sum([pieces[p][k] for p, k in terms], length, parts[0]) for terms, length in self._segments]
+        return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+    @staticmethod
+    def _sum(terms: list[Tensor], length: int, like: Tensor) -> Tensor:
+        if not terms:
+            return torch.zeros_like(like[:1]).expand(length, *like.shape[1:])
+        total = terms[0]
+        for term in terms[1:]:
+            total = total + term
         return total
 
 

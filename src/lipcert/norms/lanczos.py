@@ -83,6 +83,7 @@ class _Run:
         return max(float(values[-1]), 0.0)
 
 
+@torch.no_grad()
 def lanczos_values(
     network: Network,
     passing: Sequence[bool],

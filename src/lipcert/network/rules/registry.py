@@ -119,9 +119,9 @@ def register_rule(*keys: Key) -> Callable[[Rule], Rule]:
     its `forward`) and returns a `Slope` for a nonlinearity, a linear operation for a linear map, or the `Input` itself
     for a call that changes nothing::
 
-        @lipcert.register_rule(Cube)
-        def cube_rule(call, x):
-            return lipcert.Slope(0.0, 3.0)
+        @lipcert.register_rule(Squareplus)
+        def squareplus_rule(call, x):
+            return lipcert.Slope(0.0, 1.0, ulps=8.0)
 
         @lipcert.register_rule(Blur)
         def blur_rule(call, x):
