@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import log
+from statistics import correlation, linear_regression
 
 import torch
 import torch.nn.functional as F
@@ -73,19 +74,24 @@ def step_costs(repeats: int) -> tuple[list[dict[str, object]], Table]:
 
 
 def depth_growth(repeats: int) -> tuple[dict[str, object], Table]:
-    """Time over the depth family; an exponent of at most 1 means growth no worse than linear in the layers."""
+    """Time over the depth family, with 1 and with 5 iterations: the exponent of a power law, and how straight it is."""
     layers = {name: sum(p.dim() > 1 for p in zoo.build(name, seed=0).parameters()) for name in zoo.DEPTH_FAMILY}
-    seconds = side_by_side({name: estimate(name, 5) for name in zoo.DEPTH_FAMILY}, repeats)
-    table = Table("network", "layers", "estimate ms", "ms per layer", title="Growth with depth, 5 iterations")
+    functions = {f"{name} {k}": estimate(name, k) for name in layers for k in (1, 5)}
+    seconds = side_by_side(functions, repeats)
+    table = Table("network", "layers", "1 iteration: ms", "per layer", "5 iterations: ms", "per layer")
     for name, count in layers.items():
-        table.add_row(name, str(count), f"{1e3 * seconds[name]:.0f}", f"{1e3 * seconds[name] / count:.1f}")
-    xs, ys = [log(n) for n in layers.values()], [log(seconds[name]) for name in layers]
-    mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
-    exponent = sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / sum(
-        (x - mean_x) ** 2 for x in xs
-    )
-    table.caption = f"time ∝ layers^{exponent:.2f}"
-    return {"exponent": exponent, "layers": layers, "seconds": seconds}, table
+        times = [1e3 * seconds[f"{name} {k}"] for k in (1, 5)]
+        table.add_row(name, str(count), *(cell for ms in times for cell in (f"{ms:.0f}", f"{ms / count:.1f}")))
+    figures: dict[str, object] = {"layers": layers, "seconds": seconds}
+    captions = []
+    for k in (1, 5):
+        counts, times = list(layers.values()), [seconds[f"{name} {k}"] for name in layers]
+        exponent = linear_regression([log(n) for n in counts], [log(t) for t in times]).slope
+        straight = correlation(counts, times) ** 2
+        figures[f"{k} iterations"] = {"exponent": exponent, "r2_of_straight_line": straight}
+        captions.append(f"{k} iterations: time ∝ layers^{exponent:.2f}, straight line R² {straight:.3f}")
+    table.title, table.caption = "Growth with depth", "; ".join(captions)
+    return figures, table
 
 
 def pairwise_cost(repeats: int) -> tuple[dict[str, object], Table]:

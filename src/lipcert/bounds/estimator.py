@@ -15,7 +15,7 @@ from lipcert.network.slopes import check_norm
 from lipcert.network.sweep import Sweep
 from lipcert.network.trace import trace
 from lipcert.norms.dense import dense_norms
-from lipcert.norms.estimate import Vectors, estimate_norms, power_iterate, random_vectors
+from lipcert.norms.estimate import Rotation, Vectors, estimate_norms, random_vectors
 
 METHODS = ("naive", "liplt")
 
@@ -46,7 +46,7 @@ class Estimator(nn.Module):
         input_shape: shape of one input, without the batch axis.
         method: "naive" (product of norms) or "liplt" (loop transformation).
         target: "network", "per-class", "last-layer" (LipLT up to the last layer, then its norm) or "pairwise".
-        power_iterations: per call.
+        power_iterations: per call; maps across more than four nonlinearities take part in some only (see `Rotation`).
         norm: 2, or 1 or inf for networks small enough to form dense matrices.
         seed: of the first vectors.
     """
@@ -79,8 +79,11 @@ class Estimator(nn.Module):
         ]
         self._sweep = Sweep(self.network, self._passing, len(sites) if target == "network" else len(sites) - 1)
         if self.norm == 2.0:
+            self._rotation = Rotation(self._sweep, self._passing)
             for i, x in random_vectors(self._sweep, seed).items():
                 self.register_buffer(f"vectors_{i}", x)
+            if self._rotation.period > 1:
+                self.register_buffer("turn", torch.zeros((), dtype=torch.long))
 
     def forward(self) -> Tensor:
         """The estimate's value: () for the network, (K,) per class, (K, K) for last-layer and pairwise."""
@@ -127,11 +130,14 @@ class Estimator(nn.Module):
         if self.norm != 2.0:
             return dense_norms(self.network, self._sweep.pairs, centres, self.norm)
         vectors: Vectors = {i: self.get_buffer(f"vectors_{i}") for i in self._sweep.starts}
-        vectors = power_iterate(self._sweep, vectors, centres, self.power_iterations)
+        turn = int(self.get_buffer("turn")) if self._rotation.period > 1 else 0
+        vectors = self._rotation.iterate(vectors, centres, self.power_iterations, turn)
         norms = estimate_norms(self._sweep, vectors, centres)
         if self.power_iterations > 0 and bool(torch.isfinite(norms).all()):
             for i, x in vectors.items():
                 self.get_buffer(f"vectors_{i}").copy_(x)
+            if self._rotation.period > 1:
+                self.get_buffer("turn").fill_((turn + self.power_iterations) % self._rotation.period)
         return norms
 
     def _tensor(self, values: list[float | Tensor]) -> Tensor:

@@ -35,6 +35,45 @@ def power_iterate(sweep: Sweep, vectors: Vectors, centres: Sequence[float | Tens
     return vectors
 
 
+class Rotation:
+    """Takes turns with far pairs, so that the cost of an iteration grows with the depth of a network, not its square.
+
+    Pairs that span at most four sites take part in every iteration, those up to eight in every second, farther ones in
+    every fourth: there are many of them, they change slowly, and every site halves their share of the bound (for ReLU).
+    """
+
+    PERIOD = 4
+
+    def __init__(self, sweep: Sweep, passing: Sequence[bool]) -> None:
+        strides = {(j, i): 1 if j - i <= 4 else 2 if j - i <= 8 else self.PERIOD for j, i in sweep.pairs}
+        period = max(strides.values(), default=1)
+        last = max((j for j, _ in sweep.pairs), default=0)
+        turns = [{p for p, stride in strides.items() if (turn + sum(p)) % stride == 0} for turn in range(period)]
+        self._phases = [sweep] if period == 1 else [Sweep(sweep.network, passing, last, only=turn) for turn in turns]
+        self._rows = [
+            {i: torch.tensor([sweep.starts[i].index(pair) for pair in pairs]) for i, pairs in phase.starts.items()}
+            for phase in self._phases
+        ]
+
+    @property
+    def period(self) -> int:
+        """How many iterations until every pair has had its turn."""
+        return len(self._phases)
+
+    @torch.no_grad()
+    def iterate(self, vectors: Vectors, centres: Sequence[float | Tensor], iterations: int, turn: int) -> Vectors:
+        """Power iterations from the given turn on; the vectors of pairs that wait stay as they are."""
+        if self.period == 1:
+            return power_iterate(self._phases[0], vectors, centres, iterations)
+        vectors = {i: x.clone() for i, x in vectors.items()}
+        for k in range(turn, turn + iterations):
+            phase, rows = self._phases[k % self.period], self._rows[k % self.period]
+            chosen = {i: vectors[i][index.to(vectors[i].device)] for i, index in rows.items()}
+            for i, x in power_iterate(phase, chosen, centres, 1).items():
+                vectors[i][rows[i].to(x.device)] = x
+        return vectors
+
+
 def estimate_norms(sweep: Sweep, vectors: Vectors, centres: Sequence[float | Tensor]) -> Tensor:
     """‖B_ji x_ji‖ for all pairs, in the order of `sweep.pairs`.
 
