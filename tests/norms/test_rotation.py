@@ -1,0 +1,67 @@
+"""Far pairs take turns in the power iteration."""
+
+import torch
+from torch import nn
+
+import lipcert
+from lipcert.network.sweep import Sweep
+from lipcert.norms.estimate import Rotation, random_vectors
+
+
+def chain(depth, width=6, seed=0):
+    torch.manual_seed(seed)
+    layers = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.ReLU())]
+    return nn.Sequential(*layers, nn.Linear(width, 3)).double().eval()
+
+
+def rotation(depth):
+    network = lipcert.trace(chain(depth), (6,))
+    passing = [False, *[True] * depth]
+    sweep = Sweep(network, passing, depth)
+    return network, sweep, Rotation(sweep, passing)
+
+
+def test_shallow_networks_iterate_all_pairs_every_time():
+    assert rotation(4)[2].period == 1
+
+
+def test_every_pair_moves_within_a_period_and_near_pairs_always():
+    network, sweep, turns = rotation(12)
+    centres = [float(c) for c, _ in network.sectors()]
+    assert turns.period == Rotation.PERIOD
+    moved = dict.fromkeys(sweep.pairs, 0)
+    for turn in range(turns.period):
+        before = random_vectors(sweep, 0)
+        after = turns.iterate(before, centres, 1, turn)
+        for i, pairs in sweep.starts.items():
+            for row, pair in enumerate(pairs):
+                moved[pair] += int(not torch.equal(before[i][row], after[i][row]))
+    for (j, i), count in moved.items():
+        span = j - i
+        assert count == (4 if span <= 4 else 2 if span <= 8 else 1)
+
+
+def test_deep_estimates_converge_to_the_exact_constant():
+    model = chain(11)
+    weights = [layer.weight.detach() for layer in model[::2]]
+
+    def norm(k, i):
+        product = torch.linalg.multi_dot(weights[i : k + 1][::-1]) if k > i else weights[i]
+        return torch.linalg.matrix_norm(product, 2)
+
+    prefix = []
+    for k in range(len(weights)):
+        shares = [0.5 * 0.5 ** (k - i) * norm(k, i) * prefix[i - 1] for i in range(1, k + 1)]
+        prefix.append(sum(shares) + 0.5**k * norm(k, 0))
+    estimator = lipcert.Estimator(model, (6,), target="network", power_iterations=2000)
+    assert torch.allclose(estimator().detach(), prefix[-1], rtol=1e-6)
+
+
+def test_a_loaded_estimator_continues_with_the_same_turn():
+    model = chain(10)
+    first = lipcert.Estimator(model, (6,), power_iterations=3)
+    first()
+    second = lipcert.Estimator(model, (6,), power_iterations=3, seed=5)
+    second.load_state_dict(first.state_dict())
+    assert int(second.turn) == int(first.turn) == 3
+    assert torch.equal(first(), second())
