@@ -113,7 +113,7 @@ def test_certify_writes_its_files_and_continues(run, weights, tmp_path, monkeypa
         lipcert.certificate.Certifier, "certify",
         lambda self, x, start=0, label=None: computed.append((start, len(x))) or original(self, x, start, label),
     )  # fmt: skip
-    monkeypatch.setattr("lipcert.commands.evaluate.make_bound", None)  # the stored bound is used again
+    monkeypatch.setattr("lipcert.bounds.certified.bound", None)  # the stored bound is used again
     facts = json.loads(run("certify", *arguments, "--limit", 60, "--json"))
     assert computed == [(40, 20)]
     assert (tmp_path / "r" / "certificates.csv").read_text().startswith(first)

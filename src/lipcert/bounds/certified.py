@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from math import sqrt
+from pathlib import Path
 from time import perf_counter
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from lipcert.bounds.bound import Bound, Facts, site_names
 from lipcert.bounds.fingerprint import check_finite, fingerprint
 from lipcert.bounds.targets import TARGETS, class_norms, pair_norms
-from lipcert.errors import check_choice
+from lipcert.errors import BoundError, check_choice
 from lipcert.network.normal_form import Network
 from lipcert.network.trace import trace
 from lipcert.norms.certified import CertifiedNorms, NormOptions, Progress, bound_norms, no_progress
@@ -46,6 +47,19 @@ def bound(
         progress: called with what is being done and the fraction done.
     """
     return bound_targets(model, input_shape, method, (target,), options=options, progress=progress)[target]
+
+
+def stored_bound(
+    model: nn.Module, input_shape: tuple[int, ...], path: str | Path, progress: Progress = no_progress
+) -> Bound:
+    """The bound that was saved at `path`, if it belongs to the model; otherwise a new one, saved there."""
+    try:
+        found = Bound.load(path)
+        found.check_belongs(model)
+    except BoundError:
+        found = bound(model, input_shape, progress=progress)
+        found.save(path)
+    return found
 
 
 @torch.inference_mode(False)

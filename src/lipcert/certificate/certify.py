@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from lipcert.bounds.bound import Bound
 from lipcert.bounds.certified import bound as make_bound
 from lipcert.bounds.fingerprint import check_finite
-from lipcert.certificate.error_pass import ErrorPass, Execution
+from lipcert.certificate.error_pass import ErrorPass, Execution, check_covered
 from lipcert.certificate.rounding import rounding_model
+from lipcert.certificate.stages import stage_bounds
 from lipcert.errors import LabelError, NonFiniteError, OptionError, ShapeError
 from lipcert.network.normal_form import Network
 from lipcert.network.trace import trace
@@ -80,14 +81,16 @@ class Certifier:
         self.network = trace(model, bound.facts.input_shape)
         check_finite(model)
         check_arithmetic(self.network)
+        check_covered(self.network)
         bound.check_belongs(model, self.network)
         self.bound = bound
         self.classes = self.network.classes
         with torch.no_grad():
             exact = trace(copy.deepcopy(model).double(), bound.facts.input_shape)
-            self.rounding = rounding_model(self.network, exact, bound)
+            stages = stage_bounds(self.network, exact)
+            self.rounding = rounding_model(self.network, exact, stages, bound)
         self.constants = bound.pairwise(self.classes) + self.rounding.growth
-        self._pass = ErrorPass(self.network)
+        self._pass = ErrorPass(self.network, stages)
 
     def certify(self, x: Tensor, first: int = 0, label: Tensor | None = None) -> Certificates:
         """Certificates of one batch; `first` is the index of its first input, for messages."""

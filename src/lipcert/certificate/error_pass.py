@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from lipcert.certificate.stages import Stages, local_terms, underflow
 from lipcert.errors import UnsupportedError, UnsupportedNode
-from lipcert.network.linear import Identity
 from lipcert.network.normal_form import Network, Node
 from lipcert.network.probe import OutOfPlace
 from lipcert.norms.rounding import gamma
@@ -38,17 +38,6 @@ class Execution:
     output: Tensor
 
 
-def local_terms(node: Node) -> int:
-    """How many roundings an entry of the node's sum can see; 0 if the node only moves entries."""
-    edges = node.edges
-    count = max((edge.op.terms for edge in edges), default=0) + len(edges) - 1
-    return count + 1 if node.offset is not None and any(not _moves(edge.op) for edge in edges) else count
-
-
-def _moves(op: Any) -> bool:
-    return op.terms == 0 and not isinstance(op, Identity)
-
-
 def check_covered(network: Network) -> None:
     """Refuse networks with an operation whose rounding errors are not known."""
     linear = "its rounding errors are unknown: state terms= and nonnegative=True in its rule"
@@ -62,11 +51,10 @@ def check_covered(network: Network) -> None:
 class ErrorPass(OutOfPlace):
     """Executes the traced model and follows the errors alongside."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, stages: Stages) -> None:
         super().__init__(network.graph)
-        check_covered(network)
-        self.network = network
-        self.tiny = torch.finfo(network.dtype).tiny
+        self.network, self.stages = network, stages
+        self.tiny = underflow(network.dtype)
         with torch.no_grad():
             self.offsets = [
                 node.offset().to(network.device, network.dtype) if node.offset else None for node in network.nodes
@@ -79,6 +67,7 @@ class ErrorPass(OutOfPlace):
         self._values: dict[int, Tensor] = {}
         self._errors: dict[int, Tensor] = {0: None}  # type: ignore[dict-item]
         self._site_errors: dict[int, Tensor] = {}
+        self._site_norms: dict[int, Tensor] = {}
         logits = self.run(x)
         last = self.network.sites[-1].source
         self._reach(last)
@@ -96,7 +85,8 @@ class ErrorPass(OutOfPlace):
             raise UnsupportedError([UnsupportedNode(n.name, str(n.target), remedy)])
         if v is not None and v not in self._values:
             self._values[v] = result
-            self._reach(v)
+            if v in self.site_at:
+                self._reach(v)
         return result
 
     def _reach(self, v: int) -> None:
@@ -147,18 +137,33 @@ class ErrorPass(OutOfPlace):
         site = self.network.sites[self.site_at[v]]
         assert site.slope is not None
         lipschitz = float(site.slope.lipschitz())
-        self._reach(site.source)
-        error = self._errors[site.source]
         result = self._values[v]
-        bound = torch.zeros(len(result), dtype=torch.float64, device=result.device)
-        if error is not None:
-            bound = bound + lipschitz * _norms(error)
+        bound = lipschitz * self._input_error(self.site_at[v])
         if site.slope.ulps or site.slope.absolute:
             relative = 2 * site.slope.roundings(result[0].numel()) * gamma(1, self.network.dtype)
             entry = site.slope.absolute + self.tiny
             scale = _norms(result) + lipschitz * _norms(self._values[site.source])
             bound = bound + relative * scale + entry * result[0].numel() ** 0.5
         return bound * (1 + 1e-9)
+
+    def _input_error(self, k: int) -> Tensor:
+        """(B,): ‖error at the input of site k‖, followed entry by entry or bounded by norms."""
+        if k not in self.stages.coarse:
+            source = self.network.sites[k].source
+            self._reach(source)
+            error = self._errors[source]
+            return _norms(error) if error is not None else torch.zeros_like(self._norm_at(0))
+        total = self.stages.constants[k - 1].to(self.network.device)
+        for i, factor in enumerate(self.stages.errors[k - 1].tolist()):
+            if factor:
+                total = total + factor * self._norm_at(i)
+        return total
+
+    def _norm_at(self, i: int) -> Tensor:
+        """(B,): ‖û_i‖ at the output of site i."""
+        if i not in self._site_norms:
+            self._site_norms[i] = _norms(self._values[self.network.sites[i].output])
+        return self._site_norms[i]
 
 
 def _norms(x: Tensor) -> Tensor:

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from lipcert.bounds.bound import Bound, pairwise_upper
-from lipcert.certificate.error_pass import Execution, local_terms
+from lipcert.certificate.error_pass import Execution
+from lipcert.certificate.stages import Stages, logit_errors
 from lipcert.network.normal_form import Network
-from lipcert.norms.rounding import gamma, magnitude_norm
+from lipcert.norms.rounding import gamma
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class RoundingModel:
     """The constants with which errors of a bounded network travel; all float64.
 
     tails: (n, K, K), T + q: effect of an error at each site on each logit difference.
-    last_stage: (n,), q: the part of it that comes from larger errors in the last stage.
+    last_stage: (K, n), q: the part of it that comes from larger errors in the last stage, for each logit.
     amplify: (n, n), D = amplify·d⁰ covers the errors at the centre and at any point of the ball together.
     ball: (n, n), d = ball·d⁰ covers those at a point of the ball alone (for R = 0).
     growth: (K, K), κ: how fast the error of a difference can grow with the distance.
@@ -54,11 +55,11 @@ class RoundingModel:
         """(K, K): bound on the errors of z_a − z_b at the reference input; at distance r add r·growth."""
         at_sites = (reference.sites @ self.ball.T)[0]
         travelled = torch.einsum("k,kab->ab", at_sites, self.tails)
-        own = reference.output[0][:, None] + reference.output[0][None, :]
-        return (own + travelled + float(reference.sites[0] @ self.last_stage)) * (1 + 1e-9)
+        own = _pairs(reference.output[0])
+        return (own + travelled + _pairs(self.last_stage @ reference.sites[0])) * (1 + 1e-9)
 
 
-def rounding_model(network: Network, exact: Network, bound: Bound) -> RoundingModel:
+def rounding_model(network: Network, exact: Network, stages: Stages, bound: Bound) -> RoundingModel:
     """The constants for `network` as executed in its dtype; `exact` is its float64 copy."""
     n, classes = network.depth, network.classes
     slopes = [site.slope for site in exact.sites[1:-1] if site.slope is not None]
@@ -67,9 +68,9 @@ def rounding_model(network: Network, exact: Network, bound: Bound) -> RoundingMo
     own = 2 * gamma(1, network.dtype) * torch.tensor(ulps, dtype=torch.float64)
     between = bound.between.cpu()  # (n+1, n+1)
     to_output = lipschitz[:, None] * between + torch.eye(n + 1, dtype=torch.float64)  # Λ_il, sites 0..n
-    stage, norms = _stage_errors(network, exact)  # p_ki and ν_vi, sites k = 1..n+1, i = 0..n
+    stage = stages.errors  # p_ki, sites k = 1..n+1, i = 0..n
     grown = to_output[:, 0]  # U_i
-    reach = 1e36 / max(1.0, float((norms @ grown).max()))
+    reach = 1e36 / max(1.0, float((stages.norms @ grown).max()))
     slope = lipschitz[1:, None]
     grow = (slope * (stage[:-1] @ grown[:, None]))[:, 0] + 2 * own * grown[1:]
     second = slope * (stage[:-1] @ to_output[:, 1:]) + 2 * own[:, None] * (between[1:, 1:] + 0.0)
@@ -78,36 +79,15 @@ def rounding_model(network: Network, exact: Network, bound: Bound) -> RoundingMo
     solve = torch.linalg.inv(identity - second).clamp(min=0) if n else identity
     ball = solve @ (identity + second) * (1 + 1e-4)
     spread = solve @ grow * (1 + 1e-4)
-    root = 2**0.5 * (1 + 1e-12)
-    last_stage = root * (stage[-1] @ to_output)[1:]  # q_l
+    logits = logit_errors(network, exact)  # (K, n+1): p_ai
+    last_stage = logits @ to_output[:, 1:]
     tails = torch.stack([pairwise_upper(tail, bound.target, classes) for tail in bound.tails[1:].cpu()]) if n else None
     tails = tails if tails is not None else torch.zeros(0, classes, classes, dtype=torch.float64)
-    tails = tails + last_stage[:, None, None]
-    growth = torch.einsum("k,kab->ab", spread, tails) + root * float(stage[-1] @ grown)
+    tails = tails + last_stage.T[:, :, None] + last_stage.T[:, None, :]
+    growth = torch.einsum("k,kab->ab", spread, tails) + _pairs(logits @ grown)
     return RoundingModel(tails, last_stage, identity + ball, ball, growth * (1 + 1e-9), reach)
 
 
-def _stage_errors(network: Network, exact: Network) -> tuple[Tensor, Tensor]:
-    """What a unit of ‖û_i‖ at the output of site i can cause within the stages that begin there.
-
-    (n+1, n+1): p_ki, the error norm at the input of site k = 1..n+1, and (nodes, n+1): ν_vi, the norm of the sums of
-    absolute products at node v.
-    """
-    like = torch.zeros((), dtype=torch.float64, device=exact.device)
-    starts = {site.output: i for i, site in enumerate(exact.sites[:-1])}
-    size = exact.depth + 1
-    norms: list[Tensor] = []  # per node: (n+1,) bound on ‖|A|⋯|A|‖ from each site's output
-    errors: list[Tensor] = []
-    for v, (node, executed) in enumerate(zip(exact.nodes, network.nodes, strict=True)):
-        norm, error = torch.zeros(size, dtype=torch.float64), torch.zeros(size, dtype=torch.float64)
-        if v in starts:
-            norm[starts[v]] = 1.0
-        else:
-            factors = [magnitude_norm(edge.op, like) for edge in node.edges]
-            for factor, edge in zip(factors, node.edges, strict=True):
-                norm, error = norm + factor * norms[edge.source], error + factor * errors[edge.source]
-            terms = local_terms(executed)
-            error = error + (gamma(terms + 1, network.dtype) * 1.01 if terms else 0.0) * norm
-        norms.append(norm)
-        errors.append(error)
-    return torch.stack([errors[site.source] for site in exact.sites[1:]]) * 1.01, torch.stack(norms)
+def _pairs(values: Tensor) -> Tensor:
+    """(K, K): the sums of two entries."""
+    return values[:, None] + values[None, :]

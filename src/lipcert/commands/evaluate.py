@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from lipcert import attacks, data
-from lipcert.bounds.bound import Bound
-from lipcert.bounds.certified import bound as make_bound
+from lipcert.bounds.certified import stored_bound
 from lipcert.certificate import Certificates, Certifier
 from lipcert.certificate.stream import certify_to_csv
-from lipcert.errors import BoundError, OptionError, ShapeError
+from lipcert.errors import OptionError, ShapeError
 from lipcert.files import replace_file
 from lipcert.loading import LoadedModel
 from lipcert.norms.certified import Progress as Report
@@ -64,7 +63,7 @@ def certify(
     _check_epsilons(epsilons)
     dataset, test = _test_split(loaded, name, data_dir, limit)
     began = time.perf_counter()
-    bound = _stored_bound(loaded, out, progress)
+    bound = stored_bound(loaded.model, loaded.input_shape, out / "bound", progress)
     certifier = Certifier(loaded.model, bound)
     facts: dict[str, Any] = {
         "model": loaded.name, "data": dataset.name, "note": dataset.note, "inputs": len(test),
@@ -174,18 +173,6 @@ def _slice(certificates: Certificates, first: int, last: int) -> Certificates:
         certificates.guarantee,
         certificates.label[part],
     )
-
-
-def _stored_bound(loaded: LoadedModel, out: Path, progress: Report) -> Bound:
-    """The bound in the output folder if it belongs to the model, a new one otherwise."""
-    path = out / "bound"
-    try:
-        bound = Bound.load(path)
-        bound.check_belongs(loaded.model)
-    except BoundError:
-        bound = make_bound(loaded.model, loaded.input_shape, progress=progress)
-        bound.save(path)
-    return bound
 
 
 def _test_split(

@@ -9,14 +9,12 @@ from typing import Any
 
 from torch import nn
 
-from lipcert.bounds.bound import Bound
-from lipcert.bounds.certified import bound as make_bound
+from lipcert.bounds.certified import stored_bound
 from lipcert.certificate import Certifier
 from lipcert.certificate.stream import certify_to_csv
 from lipcert.data import Dataset
-from lipcert.errors import BoundError
 from lipcert.files import replace_file
-from lipcert.loading import LoadedModel, load_model, save_checkpoint
+from lipcert.loading import load_model, save_checkpoint
 from lipcert.norms.certified import Progress
 from lipcert.training.config import TrainConfig
 
@@ -35,7 +33,7 @@ def finish(
     save_checkpoint(model, path, config.model, shape, classes, input_range=config.input_range)
     loaded = load_model(str(path))
     began = time.perf_counter()
-    bound = _bound(loaded, folder / "bound", progress)
+    bound = stored_bound(loaded.model, loaded.input_shape, folder / "bound", progress)
     test = dataset.test
     certificates = certify_to_csv(
         Certifier(loaded.model, bound),
@@ -65,14 +63,3 @@ def finish(
     with replace_file(folder / SUMMARY) as temporary:
         temporary.write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
     return summary
-
-
-def _bound(loaded: LoadedModel, path: Path, progress: Progress) -> Bound:
-    """The bound that an interrupted end has left, if it belongs to the weights; a new one otherwise."""
-    try:
-        bound = Bound.load(path)
-        bound.check_belongs(loaded.model)
-    except BoundError:
-        bound = make_bound(loaded.model, loaded.input_shape, progress=progress)
-        bound.save(path)
-    return bound
