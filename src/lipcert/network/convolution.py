@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from math import prod
 
@@ -15,8 +16,29 @@ _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
 
+class _Kernel(LinearOp):
+    """What both kinds of convolution have in common: a kernel, and the number of products it sums."""
+
+    weight: Live
+    groups: int
+
+    @property
+    def accumulations(self) -> int:
+        shape = self.weight().shape
+        return max(shape[0] // self.groups, shape[1]) * prod(shape[2:])
+
+    def _apply(self, x: Tensor) -> Tensor:
+        return self._convolve(x, self.weight())
+
+    def _magnitude(self, x: Tensor) -> Tensor:
+        return self._convolve(x, self.weight().abs())
+
+    @abstractmethod
+    def _convolve(self, x: Tensor, weight: Tensor) -> Tensor: ...
+
+
 @dataclass(frozen=True)
-class Convolution(LinearOp):
+class Convolution(_Kernel):
     """Zero-padded cross-correlation in one, two or three dimensions, as torch computes it.
 
     The adjoint is the transposed convolution with the output padding that restores the input size exactly, so sizes
@@ -34,17 +56,6 @@ class Convolution(LinearOp):
     @property
     def terms(self) -> int:  # type: ignore[override]
         return prod(self.weight().shape[1:])
-
-    @property
-    def accumulations(self) -> int:
-        shape = self.weight().shape
-        return max(shape[0] // self.groups, shape[1]) * prod(shape[2:])
-
-    def _apply(self, x: Tensor) -> Tensor:
-        return self._convolve(x, self.weight())
-
-    def _magnitude(self, x: Tensor) -> Tensor:
-        return self._convolve(x, self.weight().abs())
 
     def _convolve(self, x: Tensor, weight: Tensor) -> Tensor:
         convolve = _CONV[len(self.stride)]
@@ -75,7 +86,7 @@ def _channels_last(x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class TransposedConvolution(LinearOp):
+class TransposedConvolution(_Kernel):
     """Transposed convolution; its adjoint is the convolution with the same weight, cropped to the input size."""
 
     weight: Live
@@ -91,17 +102,6 @@ class TransposedConvolution(LinearOp):
     def terms(self) -> int:  # type: ignore[override]
         shape = self.weight().shape
         return shape[0] // self.groups * prod(shape[2:])
-
-    @property
-    def accumulations(self) -> int:
-        shape = self.weight().shape
-        return max(shape[0] // self.groups, shape[1]) * prod(shape[2:])
-
-    def _apply(self, x: Tensor) -> Tensor:
-        return self._convolve(x, self.weight())
-
-    def _magnitude(self, x: Tensor) -> Tensor:
-        return self._convolve(x, self.weight().abs())
 
     def _convolve(self, x: Tensor, weight: Tensor) -> Tensor:
         transpose = _CONV_TRANSPOSE[len(self.stride)]
