@@ -1,4 +1,4 @@
-"""Built-in architectures: the paper's mCnF networks, its depth family, MLPs, and small residual networks."""
+"""Built-in architectures: the paper's mCnF networks, its depth family, MLPs, residual and ρ-Lipschitz networks."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lipcert.errors import check_choice
+from lipcert.layers import RhoLipschitzConv2d, RhoLipschitzLinear
 
 Shape = tuple[int, ...]
 Conv = tuple[int, int, int, int]
@@ -98,6 +99,27 @@ def mlp(widths: list[int], input_shape: Shape, classes: int) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(previous, classes))
 
 
+def rho_mlp(width: int, depth: int, rescaling: str, input_shape: Shape, classes: int) -> nn.Sequential:
+    """Residual layers that are √ρ-Lipschitz by construction, with learned ρ, between two dense layers."""
+    layers = [RhoLipschitzLinear(width, width, rescaling=rescaling, learn_rho=True) for _ in range(depth)]
+    return nn.Sequential(nn.Flatten(), nn.Linear(prod(input_shape), width), *layers, nn.Linear(width, classes))
+
+
+def rho_conv(
+    convolutions: list[Conv], depth: int, dense: int, rescaling: str, input_shape: Shape, classes: int
+) -> nn.Sequential:
+    """After each convolution some ρ-Lipschitz convolutional layers; then the same with dense layers."""
+    layers: list[nn.Module] = []
+    channels, size = input_shape[0], input_shape[1]
+    for filters, kernel, stride, padding in convolutions:
+        layers.append(nn.Conv2d(channels, filters, kernel, stride, padding))
+        layers += [RhoLipschitzConv2d(filters, filters, 3, rescaling=rescaling, learn_rho=True) for _ in range(depth)]
+        channels, size = filters, (size + 2 * padding - kernel) // stride + 1
+    layers += [nn.Flatten(), nn.Linear(channels * size * size, dense)]
+    layers += [RhoLipschitzLinear(dense, dense, rescaling=rescaling, learn_rho=True) for _ in range(depth)]
+    return nn.Sequential(*layers, nn.Linear(dense, classes))
+
+
 class BasicBlock(nn.Module):
     """Two 3×3 convolutions with batch normalisation and a skip connection."""
 
@@ -151,8 +173,13 @@ def _mlp(*widths: int) -> Architecture:
     return Architecture(name, _MNIST, 10, lambda shape, count: mlp(list(widths), shape, count))
 
 
+def _rho_mlp(name: str, width: int, depth: int, input_shape: Shape) -> Architecture:
+    return Architecture(name, input_shape, 10, lambda shape, count: rho_mlp(width, depth, "sll", shape, count))
+
+
 _DIGITS, _MNIST, _CIFAR, _TINY = (1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 64, 64)
 _C1, _C2 = (64, 3, 1, 1), (64, 4, 2, 1)
+_2C = [(16, 4, 2, 1), (32, 4, 2, 1)]
 _4C = [(32, 3, 1, 1), (32, 4, 2, 1), (64, 3, 1, 1), (64, 4, 2, 1)]
 _6C = [*_4C, _C1, _C2]
 _8C = [
@@ -188,6 +215,9 @@ ZOO: dict[str, Architecture] = {
         _mlp(1024),
         _mlp(2048),
         _mlp(1024, 1024),
+        _rho_mlp("rho-mlp", 64, 2, _DIGITS),
+        _rho_mlp("rho-mlp-256", 256, 4, _MNIST),
+        Architecture("rho-conv", _MNIST, 10, lambda shape, count: rho_conv(_2C, 1, 128, "sll", shape, count)),
         _residual("resnet-small", [16, 32, 64], [1, 1, 1]),
         _residual("resnet18", [64, 128, 256, 512], [2, 2, 2, 2]),
     )

@@ -152,7 +152,10 @@ def test_works_under_inference_mode():
 
 def test_refusals():
     model = dense_chain(4, 5, 3)
-    with pytest.raises(OptionError, match=r"method is 'lipl', expected one of naive, liplt; did you mean 'liplt'"):
+    with pytest.raises(
+        OptionError,
+        match=r"method is 'lipl', expected one of naive, liplt, rescaled, lipsdp, best; did you mean 'liplt'",
+    ):
         lipcert.bound(model, (4,), "lipl")
     with pytest.raises(OptionError, match=r"target is 'pairs', expected one of .*; did you mean 'pairwise'"):
         lipcert.bound(model, (4,), target="pairs")

@@ -27,6 +27,9 @@ SITES = {
     "mlp-1024": 1,
     "mlp-2048": 1,
     "mlp-1024-1024": 2,
+    "rho-mlp": 2,
+    "rho-mlp-256": 4,
+    "rho-conv": 3,
     "resnet-small": 7,
     "resnet18": 17,
 }

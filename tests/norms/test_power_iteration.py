@@ -9,7 +9,7 @@ from torch import nn
 import lipcert
 from helpers import dense_maps, randn
 from lipcert.network.sweep import Sweep
-from lipcert.norms.estimate import estimate_norms, power_iterate, random_vectors, row_norms
+from lipcert.norms.estimate import Rotation, estimate_norms, random_vectors, row_norms
 from models import dense_chain, gaussian, named_models
 
 MODELS = named_models()
@@ -22,6 +22,11 @@ def sweep_of(model, shape):
     return Sweep(network, passing, network.depth + 1), centres
 
 
+def iterate(sweep, vectors, centres, iterations):
+    rotation = Rotation(sweep, [not (isinstance(c, float) and c == 0) for c in centres])
+    return rotation.iterate(vectors, centres, iterations)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_estimates_grow_towards_the_norms_and_never_exceed_them(name):
     model, shape = MODELS[name]
@@ -32,12 +37,48 @@ def test_estimates_grow_towards_the_norms_and_never_exceed_them(name):
     previous = torch.zeros_like(exact)
     with torch.no_grad():
         for iterations in (0, 1, 3, 10, 400):
-            vectors = power_iterate(sweep, vectors, centres, iterations)
+            vectors = iterate(sweep, vectors, centres, iterations)
             norms = estimate_norms(sweep, vectors, centres)
             assert (norms <= exact * (1 + 1e-12)).all()
             assert (norms >= previous * (1 - 1e-12)).all()
             previous = norms
     torch.testing.assert_close(norms, exact, rtol=1e-3, atol=1e-12)
+
+
+def one_matrix(values, dtype=torch.float64):
+    """A sweep over a single matrix with the given singular values."""
+    n = len(values)
+    left, right = (torch.linalg.qr(randn(n, n, seed=seed)).Q for seed in (1, 2))
+    model = nn.Linear(n, n, bias=False).double()
+    model.weight.data = left @ torch.diag(torch.tensor(values, dtype=torch.float64)) @ right
+    return sweep_of(model.to(dtype), (n,))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_one_iteration_is_a_power_step_and_many_converge_much_faster(dtype):
+    sweep, centres = one_matrix([1.0, *(0.995 - 0.005 * k for k in range(80))], dtype)
+    matrix = sweep.network.nodes[-1].edges[0].op.weight()
+    x = random_vectors(sweep, 0)
+    expected = x[0] @ matrix.T @ matrix
+    torch.testing.assert_close(iterate(sweep, x, centres, 1)[0], expected / expected.norm())
+    slow = x
+    for _ in range(40):
+        slow = iterate(sweep, slow, centres, 1)
+    errors = [1 - float(estimate_norms(sweep, v, centres).detach()) for v in (slow, iterate(sweep, x, centres, 40))]
+    assert errors[0] > 1e-3
+    assert errors[1] < 1e-5
+
+
+def test_vectors_of_one_batch_do_not_mix_and_layouts_do_not_matter():
+    model, shape = MODELS["chain"]
+    sweep, centres = sweep_of(model, shape)
+    x = random_vectors(sweep, 0)
+    other = {i: v.clone() for i, v in x.items()}
+    other[0][0] = other[0][0].flip(-1)
+    moved, moved_other = (iterate(sweep, v, centres, 6) for v in (x, other))
+    for i in x:
+        if i > 0:
+            torch.testing.assert_close(moved[i], moved_other[i], rtol=1e-12, atol=1e-12)
 
 
 def test_vectors_are_unit_vectors_and_reproducible():
@@ -49,14 +90,14 @@ def test_vectors_are_unit_vectors_and_reproducible():
         assert len(x) == len(sweep.starts[i])
         assert torch.equal(x, second[i])
         assert not torch.equal(x, other[i])
-    for vectors in (first, power_iterate(sweep, first, centres, 7)):
+    for vectors in (first, iterate(sweep, first, centres, 7)):
         for x in vectors.values():
             torch.testing.assert_close(row_norms(x), torch.ones(len(x), dtype=x.dtype), rtol=1e-14, atol=0)
 
 
 def test_iterations_need_no_gradient():
     sweep, centres = sweep_of(*MODELS["chain"])
-    vectors = power_iterate(sweep, random_vectors(sweep, 0), centres, 2)
+    vectors = iterate(sweep, random_vectors(sweep, 0), centres, 2)
     assert not any(x.requires_grad for x in vectors.values())
     assert estimate_norms(sweep, vectors, centres).requires_grad
 
@@ -66,7 +107,7 @@ def test_a_map_that_is_zero_keeps_its_vector_and_has_zero_norm_and_gradient():
     model[0].weight.data.zero_()
     sweep, centres = sweep_of(model, (3,))
     start = random_vectors(sweep, 0)
-    vectors = power_iterate(sweep, start, centres, 3)
+    vectors = iterate(sweep, start, centres, 3)
     assert torch.equal(vectors[0], start[0])
     norms = estimate_norms(sweep, vectors, centres)
     assert norms[sweep.pairs.index((1, 0))] == 0
@@ -82,7 +123,7 @@ def test_float32_estimates_scale_with_the_weights(seed, exponent):
     expected = torch.linalg.matrix_norm(model.weight.double(), 2).item() * 10.0**exponent
     model.weight.data *= 10.0**exponent
     with torch.no_grad():
-        vectors = power_iterate(sweep, random_vectors(sweep, 0), centres, 200)
+        vectors = iterate(sweep, random_vectors(sweep, 0), centres, 200)
         assert estimate_norms(sweep, vectors, centres).item() == pytest.approx(expected, rel=1e-4)
 
 

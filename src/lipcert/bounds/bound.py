@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,9 @@ from lipcert.files import replace_file
 from lipcert.network.normal_form import Network
 from lipcert.network.trace import trace
 
-_FORMAT = 1
+_FORMAT = 2
 _NUMBERS = ("tails", "between", "shares")
+_SCALES = "scales of "
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Facts:
     sites: tuple[str, ...]
     fingerprint: str
     library: str
+    winners: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,12 +50,15 @@ class Bound:
     prefix: constants of the maps from the input to each nonlinearity.
     tails: (n+1, …), constants from the output of each site 0..n to the target; tails[0] is the value.
     between: (n+1, n+1), entry [k, i] bounds the map from the output of site i to the input of site k.
+    scales: the diagonals of the sites, by name, if coordinates were fitted to the weights.
+    winners: for the methods that combine several: which of them gave the constant of each site and the values.
     """
 
     facts: Facts
     tails: Tensor = field(repr=False)
     between: Tensor = field(repr=False)
     shares: Tensor = field(repr=False)
+    scales: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
 
     @property
     def value(self) -> Tensor:
@@ -82,6 +87,10 @@ class Bound:
         return self.facts.seconds
 
     @property
+    def winners(self) -> Mapping[str, str]:
+        return self.facts.winners
+
+    @property
     def contributions(self) -> dict[str, float]:
         return dict(zip(self.facts.sites, self.shares.tolist(), strict=True))
 
@@ -105,6 +114,7 @@ class Bound:
         """Write `path`.json (facts) and `path`.safetensors (numbers)."""
         base = _base(path)
         tensors = {name: getattr(self, name).contiguous().cpu() for name in _NUMBERS}
+        tensors |= {_SCALES + name: diagonal.contiguous() for name, diagonal in self.scales.items()}
         mark = {"fingerprint": self.facts.fingerprint}
         with replace_file(base.with_name(base.name + ".safetensors")) as temporary:
             save_file(tensors, temporary, metadata=mark)
@@ -122,6 +132,8 @@ class Bound:
             with safe_open(numbers_file, framework="pt") as file:
                 mark = (file.metadata() or {}).get("fingerprint")
                 tensors = {name: file.get_tensor(name) for name in _NUMBERS}
+                names = [name for name in file.keys() if name.startswith(_SCALES)]  # noqa: SIM118
+                scales = {name.removeprefix(_SCALES): file.get_tensor(name) for name in names}
             known = {fact.name: stored[fact.name] for fact in fields(Facts)}
             facts = Facts(**{**known, "input_shape": tuple(known["input_shape"]), "sites": tuple(known["sites"])})
         except FileNotFoundError as error:
@@ -131,7 +143,7 @@ class Bound:
             raise BoundError(f"the bound {base} is damaged ({error}); compute it again with lipcert.bound") from error
         if stored.get("format") != _FORMAT or mark != facts.fingerprint:
             raise BoundError(f"{facts_file} and {numbers_file.name} do not belong together; compute the bound again")
-        return cls(facts=facts, **tensors)
+        return cls(facts=facts, scales=scales, **tensors)
 
     def __repr__(self) -> str:
         shape = f" (mean of {tuple(self.value.shape)})" if self.value.dim() else ""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import sqrt
 from pathlib import Path
 from time import perf_counter
@@ -11,17 +13,24 @@ from time import perf_counter
 import torch
 from torch import Tensor, nn
 
-from lipcert.bounds.bound import Bound, Facts, site_names
+from lipcert.bounds.bound import Bound, Facts
 from lipcert.bounds.fingerprint import check_finite, fingerprint
+from lipcert.bounds.forms import Form, form, found_scales, has_promises, neurons, smallest_prefixes
+from lipcert.bounds.lipsdp import lipsdp_constants
+from lipcert.bounds.scales import FitOptions
 from lipcert.bounds.targets import TARGETS, class_norms, pair_norms
 from lipcert.errors import BoundError, check_choice
 from lipcert.network.normal_form import Network
 from lipcert.network.trace import trace
-from lipcert.norms.certified import CertifiedNorms, NormOptions, Progress, bound_norms, no_progress
+from lipcert.norms.certified import NormOptions, Progress, no_progress
 from lipcert.norms.estimate import flat_rows, row_norms
 from lipcert.norms.rounding import UNDERFLOW, ProductErrors, gamma
 
-METHODS = ("naive", "liplt")
+METHODS = ("naive", "liplt", "rescaled", "lipsdp", "best")
+_FORMS = {"naive": ("naive",), "liplt": ("liplt",), "rescaled": ("liplt", "rescaled"), "lipsdp": ("liplt",),
+          "best": ("liplt", "naive", "rescaled")}  # fmt: skip
+_SMALL = 300
+"""The largest number of neurons for which "best" solves semidefinite programs too."""
 
 
 def bound(
@@ -31,6 +40,7 @@ def bound(
     target: str = "pairwise",
     *,
     options: NormOptions | None = None,
+    fit: FitOptions | None = None,
     progress: Progress = no_progress,
 ) -> Bound:
     """Guaranteed upper bounds on the l2 Lipschitz constants of a model in eval mode.
@@ -41,24 +51,33 @@ def bound(
     Args:
         model: any model that `lipcert.trace` accepts.
         input_shape: shape of one input, without the batch axis.
-        method: "naive" or "liplt".
+        method: "naive", "liplt", "rescaled" (LipLT in better coordinates), "lipsdp" (small networks), or "best", which
+            combines all of them.
         target: "network", "per-class", "last-layer" or "pairwise".
         options: how the norms are bounded.
+        fit: how the coordinates of "rescaled" and "best" are found.
         progress: called with what is being done and the fraction done.
     """
-    return bound_targets(model, input_shape, method, (target,), options=options, progress=progress)[target]
+    return bound_targets(model, input_shape, method, (target,), options=options, fit=fit, progress=progress)[target]
 
 
 def stored_bound(
-    model: nn.Module, input_shape: tuple[int, ...], path: str | Path, progress: Progress = no_progress
+    model: nn.Module,
+    input_shape: tuple[int, ...],
+    path: str | Path,
+    progress: Progress = no_progress,
+    method: str = "liplt",
 ) -> Bound:
     """The bound that was saved at `path`, if it belongs to the model; otherwise a new one, saved there."""
     try:
         found = Bound.load(path)
         found.check_belongs(model)
+        if found.method == method:
+            return found
     except BoundError:
-        found = bound(model, input_shape, progress=progress)
-        found.save(path)
+        pass
+    found = bound(model, input_shape, method, progress=progress)
+    found.save(path)
     return found
 
 
@@ -70,6 +89,7 @@ def bound_targets(
     targets: Sequence[str],
     *,
     options: NormOptions | None = None,
+    fit: FitOptions | None = None,
     progress: Progress = no_progress,
 ) -> dict[str, Bound]:
     """`bound` for several targets, which share the norms; each bound's time is that of all of them."""
@@ -79,61 +99,108 @@ def bound_targets(
     began = perf_counter()
     mark = fingerprint(model, trace(model, input_shape))
     check_finite(model)
-    network = trace(copy.deepcopy(model).double(), input_shape)
+    exact = copy.deepcopy(model).double()
+    network = trace(exact, input_shape)
     if set(targets) != {"network"}:
         _ = network.classes
-    with torch.no_grad():
-        slopes = [float(slope) for _, slope in network.lipschitz_sectors()]
-        sectors = (
-            [(0.0, s) for s in slopes] if method == "naive" else [(float(c), float(s)) for c, s in network.sectors()]
-        )
-        centres = [c for c, _ in sectors]
-        radii = [s + gamma(2) * (abs(c) + s) if c else s for c, s in sectors]  # c and s are rounded
-        norms = bound_norms(network, centres, network.depth + ("network" in targets), options, progress)
-        between = _between(norms, radii, network.depth)
-        progress("rows", 0.0)
-        results = {}
-        for target in targets:
-            if target == "network":
-                last = network.depth + 1
-                rows = torch.tensor([norms.bounds.get((last, i), 0.0) for i in range(last)], dtype=torch.float64)
-            else:
-                open_centres = [0.0] * len(slopes) if target == "last-layer" else centres
-                rows = _row_norms(network, open_centres, target, norms.errors)
-            results[target] = rows, slopes if target == "last-layer" else radii
-        progress("rows", 1.0)
-    seconds = perf_counter() - began
-    proved = not norms.randomised
+    last = network.depth + ("network" in targets)
+    promises = method == "best" and has_promises(model)
+    options = options or NormOptions()
+    count = len(_FORMS[method]) + 2 * promises
+    options = replace(options, failure_probability=options.failure_probability / count)
+    shared = [form(name, network, last, options, progress) for name in _FORMS[method] if name != "rescaled"]
+    if promises:
+        promised = trace(exact, input_shape, view="certified")
+        reach = promised.depth + ("network" in targets)
+        shared += [form(name, promised, reach, options, progress) for name in ("liplt", "naive")]
     bounds = {}
-    for target, (rows, weights) in results.items():
+    for target in targets:
+        forms, scales = list(shared), {}
+        if "rescaled" in _FORMS[method]:
+            scales = found_scales(model, input_shape, target, fit or FitOptions(), progress)
+            forms.append(form("rescaled", network, last, options, progress, scales))
+        others = {}
+        if method == "lipsdp" or (method == "best" and target != "last-layer" and neurons(network) <= _SMALL):
+            others["lipsdp"] = lipsdp_constants(network, target, progress=progress)
+        numbers = _numbers(forms, target, others, progress)
+        norms = [f.norms for f in forms]
+        probability = sum(n.failure_probability for n in norms)
         facts = Facts(
             method,
             target,
-            "deterministic" if proved else f"holds with probability ≥ 1 − {norms.failure_probability:g}",
-            norms.failure_probability,
-            norms.inflation,
-            seconds,
+            f"holds with probability ≥ 1 − {probability:g}" if probability else "deterministic",
+            probability,
+            max(n.inflation for n in norms),
+            0.0,
             tuple(input_shape),
-            tuple(site_names(network)),
+            numbers.sites,
             mark,
             _version(),
+            numbers.winners,
         )
-        prefix = torch.cat([torch.ones(1, dtype=torch.float64), between[1:, 0]])
-        shares = torch.tensor(weights, dtype=torch.float64) * prefix * _mean(rows, target)
-        bounds[target] = Bound(facts, _tails(rows, between, weights), between, shares)
-    return bounds
+        bounds[target] = Bound(facts, numbers.tails, numbers.between, numbers.shares, scales)
+    seconds = perf_counter() - began
+    return {t: replace(b, facts=replace(b.facts, seconds=seconds)) for t, b in bounds.items()}
 
 
-def _between(norms: CertifiedNorms, radii: Sequence[float], depth: int) -> Tensor:
-    """M_ki = ‖B_ki‖ + Σ_{i<l<k} ‖B_kl‖ s_l M_li, rounded up: constants from each site's output to each site's input."""
-    between = torch.zeros(depth + 1, depth + 1, dtype=torch.float64)
-    for i in range(depth + 1):
-        for k in range(i + 1, depth + 1):
-            total = norms.bounds.get((k, i), 0.0)
-            for middle in range(i + 1, k):
-                total += norms.bounds.get((k, middle), 0.0) * radii[middle] * float(between[middle, i])
-            between[k, i] = total
-    return between * (1 + gamma(4 * (depth + 2) ** 2))
+@dataclass(frozen=True)
+class _Numbers:
+    tails: Tensor
+    between: Tensor
+    shares: Tensor
+    sites: tuple[str, ...]
+    winners: dict[str, str]
+
+
+@torch.no_grad()
+def _numbers(forms: Sequence[Form], target: str, others: Mapping[str, Tensor], progress: Progress) -> _Numbers:
+    """The smallest values of all forms and other bounds; constants between sites are those of the first form."""
+    prefixes = smallest_prefixes(forms)
+    candidates: dict[str, Tensor] = {}
+    terms: dict[str, tuple[Tensor, Sequence[str]]] = {}
+    progress("rows", 0.0)
+    for count, (one, m) in enumerate(zip(forms, prefixes.forms, strict=True)):
+        rows, weighted = _rows(one, target)
+        label = f"{one.method} {count}"
+        shares = weighted.shares(target, rows, m)
+        candidates[label] = shares.sum(0) * (1 + gamma(4 * (len(shares) + 2)))
+        terms[label] = shares, one.names
+        if count == 0:
+            tails, between = _tails(rows, one.between(), weighted.radii), one.between()
+        progress("rows", (count + 1) / len(forms))
+    candidates |= others
+    stacked = torch.stack(list(candidates.values()))
+    value, winner = stacked.min(0)
+    means = {label: float(_mean(values[None], target)) for label, values in candidates.items()}
+    shares, sites = terms[min(terms, key=means.__getitem__)]
+    shares = _mean(shares, target)
+    shares = shares * (float(_mean(value[None], target)) / max(float(shares.sum()), UNDERFLOW))
+    tails[0] = torch.minimum(tails[0], value)
+    labels = list(candidates)
+    counted = Counter(labels[k].split()[0] for k in _entries(winner))
+    chosen = {f"{target} ({n} of {counted.total()})" if len(counted) > 1 else target: w for w, n in counted.items()}
+    winners = {**prefixes.winners, **chosen} if len(candidates) > 1 else {}
+    return _Numbers(tails, between, shares, tuple(sites), winners)
+
+
+def _entries(winner: Tensor) -> list[int]:
+    """Of every class, or of every pair of different classes."""
+    if winner.dim() == 2:
+        winner = winner[torch.ones_like(winner).triu(1).bool()]
+    return [int(k) for k in winner.reshape(-1)]
+
+
+def _rows(form: Form, target: str) -> tuple[Tensor, Form]:
+    """Norms of the rows of B_{n+1,i} for a target, and the form with the radii that belong to them."""
+    if target == "network":
+        last = form.network.depth + 1
+        values = [form.norms.bounds.get((last, i), 0.0) for i in range(last)]
+        return torch.tensor(values, dtype=torch.float64), form
+    if target == "last-layer":  # no loop transformation across the last layer
+        slopes = [float(slope) for _, slope in form.network.lipschitz_sectors()]
+        radii = [slope * (1 + gamma(6)) for slope in slopes]
+        return _row_norms(form.network, [0.0] * len(slopes), target, form.norms.errors), replace(form, radii=radii)
+    return _row_norms(form.network, form.centres, target, form.norms.errors), form
 
 
 def _tails(rows: Tensor, between: Tensor, radii: Sequence[float]) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lipcert.bounds.liplt import prefix_constants
+from lipcert.bounds.scales import Scales
 from lipcert.bounds.targets import TARGETS, pairwise_matrix, weighted_norms
 from lipcert.errors import NonFiniteError, OptionError, check_choice
 from lipcert.network.normal_form import Network
@@ -17,7 +18,7 @@ from lipcert.network.trace import trace
 from lipcert.norms.dense import dense_norms
 from lipcert.norms.estimate import Rotation, Vectors, estimate_norms, random_vectors
 
-METHODS = ("naive", "liplt")
+METHODS = ("naive", "liplt", "rescaled")
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,13 @@ class Estimator(nn.Module):
     Args:
         model: any model that `lipcert.trace` accepts.
         input_shape: shape of one input, without the batch axis.
-        method: "naive" (product of norms) or "liplt" (loop transformation).
+        method: "naive" (product of norms), "liplt" (loop transformation) or "rescaled" (LipLT in the coordinates
+            `scales`, whose logarithms are parameters of the estimator: train them along, or call `fit_scales`).
         target: "network", "per-class", "last-layer" (LipLT up to the last layer, then its norm) or "pairwise".
         power_iterations: per call; maps across more than four nonlinearities take part in some only (see `Rotation`).
         norm: 2, or 1 or inf for networks small enough to form dense matrices.
         seed: of the first vectors.
+        per_neuron: "rescaled" scales every entry of a convolutional site on its own, not only every channel.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class Estimator(nn.Module):
         *,
         norm: float = 2.0,
         seed: int = 0,
+        per_neuron: bool = False,
     ) -> None:
         super().__init__()
         check_choice("method", method, METHODS)
@@ -73,9 +77,14 @@ class Estimator(nn.Module):
         self.network: Network = trace(model, input_shape, training=True)
         if target != "network":
             _ = self.network.classes
+        if method == "rescaled" and self.norm != 2.0:
+            raise OptionError(f"method is 'rescaled' with norm {norm}, expected norm 2; use method='liplt'")
+        self.scales = Scales(self.network, per_neuron) if method == "rescaled" else None
+        if self.scales is not None:
+            self.network = self.scales.rescaled()
         sites = self.network.sites[:-1]
         self._passing = [
-            method == "liplt" and site.slope is not None and site.slope.shifts(self.norm) for site in sites
+            method != "naive" and site.slope is not None and site.slope.shifts(self.norm) for site in sites
         ]
         self._sweep = Sweep(self.network, self._passing, len(sites) if target == "network" else len(sites) - 1)
         if self.norm == 2.0:
@@ -104,7 +113,7 @@ class Estimator(nn.Module):
 
     def _estimate(self) -> Estimate:
         sectors = (
-            self.network.sectors(self.norm) if self.method == "liplt" else self.network.lipschitz_sectors(self.norm)
+            self.network.lipschitz_sectors(self.norm) if self.method == "naive" else self.network.sectors(self.norm)
         )
         centres, radii = [c for c, _ in sectors], self._tensor([s for _, s in sectors])
         norms = self._norms(centres)

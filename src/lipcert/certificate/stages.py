@@ -17,8 +17,8 @@ from lipcert.network.linear import Identity
 from lipcert.network.normal_form import Network, Node
 from lipcert.norms.rounding import gamma, magnitude_norm
 
-_FOLLOWED_TERMS = 768
-"""Convolutions that sum fewer products than this round so little that a bound by norms is good enough."""
+_FOLLOWED_TERMS = 300
+"""Stages of convolutions that sum fewer products than this round so little that a bound by norms is good enough."""
 
 
 @dataclass(frozen=True)
@@ -80,13 +80,9 @@ def stage_bounds(network: Network, exact: Network) -> Stages:
 
 
 def _is_coarse(network: Network, source: int) -> bool:
-    convolutions = [
-        edge.op
-        for v in stage_nodes(network, source)
-        for edge in network.nodes[v].edges
-        if isinstance(edge.op, Convolution | TransposedConvolution)
-    ]
-    return bool(convolutions) and all(op.terms < _FOLLOWED_TERMS for op in convolutions)
+    operations = [edge.op for v in stage_nodes(network, source) for edge in network.nodes[v].edges]
+    convolves = any(isinstance(op, Convolution | TransposedConvolution) for op in operations)
+    return convolves and all(op.terms < _FOLLOWED_TERMS for op in operations)
 
 
 def logit_errors(network: Network, exact: Network) -> Tensor:

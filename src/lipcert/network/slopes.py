@@ -16,6 +16,16 @@ NORMS = (1.0, 2.0, inf)
 
 
 @dataclass(frozen=True)
+class Negative:
+    """Reads −x, for the interval [−x, x] of a learned constant."""
+
+    read: Live
+
+    def __call__(self) -> Tensor:
+        return -self.read()
+
+
+@dataclass(frozen=True)
 class Slope:
     """A nonlinearity φ whose slopes lie in [alpha, beta].
 
@@ -28,6 +38,9 @@ class Slope:
     `ulps` bounds the rounding error of torch's implementation in units in the last place of the result
     or of slope times input, whichever is larger, and `absolute` adds a fixed error per entry. Without `ulps`, constants
     can be bounded, but nothing is certified.
+
+    `group` says which coordinates may be scaled apart if φ is not elementwise: groups of that many consecutive channels
+    keep together, 0 for all of them (softmax).
     """
 
     alpha: float | Live
@@ -37,6 +50,7 @@ class Slope:
     linf: float = inf
     ulps: float | None = None
     absolute: float = 0.0
+    group: int = 0
 
     def interval(self) -> tuple[float | Tensor, float | Tensor]:
         """(alpha, beta) with learned slopes read now, reduced to their hull."""
@@ -60,7 +74,7 @@ class Slope:
 
     def sector(self, norm: float = 2.0) -> tuple[float | Tensor, float | Tensor]:
         """Centre c = (alpha+beta)/2 and radius s = (beta−alpha)/2 of the loop transformation φ = c·id + ψ."""
-        if not self.elementwise and norm != 2.0:
+        if not self.shifts(norm):
             return 0.0, self.lipschitz(norm)
         alpha, beta = self.interval()
         return (alpha + beta) / 2, (beta - alpha) / 2
@@ -69,6 +83,8 @@ class Slope:
         """Whether the centre can differ from zero, so that the loop transformation lets linear paths through."""
         if not self.elementwise and norm != 2.0:
             return False
+        if isinstance(self.alpha, Negative):
+            return self.alpha.read is not self.beta
         return not (isinstance(self.alpha, float) and isinstance(self.beta, float) and self.alpha + self.beta == 0)
 
 
@@ -77,9 +93,17 @@ def check_norm(norm: float) -> None:
     check_choice("norm", norm, NORMS)
 
 
-def lipschitz_map(constant: float, l1: float = inf, linf: float = inf, ulps: float = 0.0) -> Slope:
+def lipschitz_map(
+    constant: float | Live, l1: float = inf, linf: float = inf, ulps: float | None = 0.0, group: int = 0
+) -> Slope:
     """A map that is `constant`-Lipschitz in l2 and not elementwise."""
-    return Slope(-constant, constant, elementwise=False, l1=l1, linf=linf, ulps=ulps)
+    negative = -constant if isinstance(constant, float) else Negative(constant)
+    return Slope(negative, constant, elementwise=False, l1=l1, linf=linf, ulps=ulps, group=group)
+
+
+def group_sort(size: int) -> Slope:
+    """Sorting within groups of channels."""
+    return lipschitz_map(1.0, l1=1.0, linf=1.0, group=size)
 
 
 def leaky(negative_slope: float) -> Slope:
@@ -120,7 +144,6 @@ MISH = Slope(-0.11252612238947, 1.08849816125173, ulps=8.0)
 HARD_SWISH = Slope(-0.5, 1.5, ulps=4.0)
 SOFTMAX = Slope(0.0, 0.5, elementwise=False, l1=0.5, linf=0.5, ulps=32.0)
 SOFTMIN = Slope(-0.5, 0.0, elementwise=False, l1=0.5, linf=0.5, ulps=32.0)
-SORT = lipschitz_map(1.0, l1=1.0, linf=1.0)
 
 
 def max_pool(
@@ -139,7 +162,7 @@ def max_pool(
             count[w * s : w * s + d * (k - 1) + 1 : d] += 1
         overlap *= int(count[p : p + n].max())
     return lipschitz_map(
-        nextafter(sqrt(overlap), inf) if sqrt(overlap) % 1 else sqrt(overlap), l1=float(overlap), linf=1.0
+        nextafter(sqrt(overlap), inf) if sqrt(overlap) % 1 else sqrt(overlap), l1=float(overlap), linf=1.0, group=1
     )
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from lipcert.errors import TrainingModeError, UnsupportedError, UnsupportedNode
+from lipcert.errors import TrainingModeError, UnsupportedError, UnsupportedNode, check_choice
 from lipcert.network.linear import Function, Identity, LinearOp, Live, Scale, Shape
 from lipcert.network.normal_form import Edge, Network, Node, Site
 from lipcert.network.probe import Probe, TensorShape, changing_rows, type_of
-from lipcert.network.rules import Call, Constant, Input, Refusal, Sum, find_rule
+from lipcert.network.rules import VIEWS, Call, Constant, Input, Refusal, Sum, find_rule
 from lipcert.network.slopes import Slope
 
 _HOOKS = (
@@ -24,26 +24,30 @@ _HOOKS = (
 _DEFAULT_REMEDY = "register a rule with @lipcert.register_rule, or rewrite it with supported operations"
 
 
-def trace(model: nn.Module, input_shape: Shape, *, training: bool = False) -> Network:
+def trace(model: nn.Module, input_shape: Shape, *, training: bool = False, view: str = "residual") -> Network:
     """Trace a model into a `Network` that shares the model's parameters.
 
     Args:
         model: any feed-forward module whose forward takes one tensor.
         input_shape: shape of one input, without the batch axis.
         training: accept BatchNorm and Dropout in training mode and treat them as in eval mode.
+        view: how layers that are Lipschitz by construction (`layers.RhoLipschitzLinear`, …) appear: in their "residual"
+            form; "opaque", as one site with the constant they promise, read anew whenever it is used; or "certified",
+            as one site with the constant that is proved for their present weights.
 
     Raises:
         UnsupportedError: lists every operation without a rule, with its remedy.
         TrainingModeError: BatchNorm or Dropout is in training mode.
         ShapeError: the model does not accept inputs of this shape.
     """
+    check_choice("view", view, VIEWS)
     input_shape = tuple(int(n) for n in input_shape)
-    if find_rule(model) is None and _has_hooks(model):
+    if find_rule(model, view) is None and _has_hooks(model):
         raise UnsupportedError([UnsupportedNode(type(model).__name__, "hooks", _HOOKS)])
     was_training = {module for module in model.modules() if module.training} if not training else set()
     with _eval_mode(model):
-        graph = _trace_graph(model)
-        return _Builder(graph, model, input_shape, was_training).build(input_shape)
+        graph = _trace_graph(model, view)
+        return _Builder(graph, model, input_shape, was_training, view).build(input_shape)
 
 
 def _has_hooks(module: nn.Module) -> bool:
@@ -67,17 +71,21 @@ class _Tracer(fx.Tracer):
 
     proxy_buffer_attributes = True  # what the model computes from its buffers is computed again when it is read
 
+    def __init__(self, view: str) -> None:
+        super().__init__()
+        self.view = view
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        if find_rule(m) is not None:
+        if find_rule(m, self.view) is not None:
             return True
         return super().is_leaf_module(m, module_qualified_name)
 
 
-def _trace_graph(model: nn.Module) -> fx.GraphModule:
-    if find_rule(model) is not None:  # a bare layer
+def _trace_graph(model: nn.Module, view: str) -> fx.GraphModule:
+    if find_rule(model, view) is not None:  # a bare layer
         model = nn.Sequential(model)
     try:
-        graph = fx.GraphModule(model, _Tracer().trace(model))
+        graph = fx.GraphModule(model, _Tracer(view).trace(model))
     except UnsupportedError:
         raise
     except Exception as error:  # torch.fx raises whatever the model's Python code raises on a proxy
@@ -93,9 +101,10 @@ def _trace_graph(model: nn.Module) -> fx.GraphModule:
 class _Builder:
     """Walks the graph once, applies the rules, collects everything that has none."""
 
-    def __init__(self, graph: fx.GraphModule, model: nn.Module, input_shape: Shape, training: set[nn.Module]) -> None:
-        self.graph = graph
-        self.model = model
+    def __init__(
+        self, graph: fx.GraphModule, model: nn.Module, input_shape: Shape, training: set[nn.Module], view: str
+    ) -> None:
+        self.graph, self.model, self.view = graph, model, view
         self.training = training
         first, second = (Probe(graph, input_shape, batch) for batch in (2, 3))
         self.results, self.results_other = first.results, second.results
@@ -224,7 +233,7 @@ class _Builder:
     def _rule(self, node: fx.Node) -> tuple[Any, str]:
         if node.op == "call_module":
             module = self.graph.get_submodule(str(node.target))
-            return find_rule(module), type(module).__name__
+            return find_rule(module, self.view), type(module).__name__
         if node.op == "call_method":
             return find_rule(str(node.target)), f"Tensor.{node.target}"
         target: Any = node.target

@@ -12,6 +12,7 @@ from lipcert.network.sweep import Sweep
 
 Vectors = dict[int, Tensor]
 """For each start site, one row per pair that begins there."""
+_NOISE = {torch.float32: 2.0**-12, torch.float64: 2.0**-26}
 
 
 def random_vectors(sweep: Sweep, seed: int) -> Vectors:
@@ -26,20 +27,16 @@ def random_vectors(sweep: Sweep, seed: int) -> Vectors:
     return vectors
 
 
-@torch.no_grad()
-def power_iterate(sweep: Sweep, vectors: Vectors, centres: Sequence[float | Tensor], iterations: int) -> Vectors:
-    """x ← BᵀBx / ‖BᵀBx‖ for all pairs at once; a row that B maps to zero stays as it is."""
-    for _ in range(iterations):
-        pulled = sweep.adjoint(sweep.forward(vectors, centres), centres)
-        vectors = {i: _normalised(pulled[i], vectors[i]) for i in vectors}
-    return vectors
-
-
 class Rotation:
-    """Takes turns with far pairs, so that the cost of an iteration grows with the depth of a network, not its square.
+    """Turns unit vectors towards the top right singular vectors of all pairs at once, by sweeps with A = BᵀB.
 
-    Pairs that span at most four sites take part in every iteration, those up to eight in every second, farther ones in
-    every fourth: there are many of them, they change slowly, and every site halves their share of the bound (for ReLU).
+    The first step of a pair is a power step, x ← Ax/‖Ax‖. The others move to the best vector in the span of x, the
+    residual Ax − θx and the direction of the step before (locally optimal conjugate gradients, Knyazev 2001): each
+    costs one sweep like a power step, is never worse, and fewer are needed.
+
+    Far pairs take turns, so that the cost of an iteration grows with the depth of a network, not its square: those that
+    span at most four sites take part in every iteration, those up to eight in every second, farther ones in every
+    fourth. There are many of them, they change slowly, and every site halves their share of the bound (for ReLU).
     """
 
     PERIOD = 4
@@ -61,17 +58,99 @@ class Rotation:
         return len(self._phases)
 
     @torch.no_grad()
-    def iterate(self, vectors: Vectors, centres: Sequence[float | Tensor], iterations: int, turn: int) -> Vectors:
-        """Power iterations from the given turn on; the vectors of pairs that wait stay as they are."""
-        if self.period == 1:
-            return power_iterate(self._phases[0], vectors, centres, iterations)
-        vectors = {i: x.clone() for i, x in vectors.items()}
+    def iterate(self, vectors: Vectors, centres: Sequence[float | Tensor], iterations: int, turn: int = 0) -> Vectors:
+        """Iterations from the given turn on; vectors of pairs that wait, and rows that B maps to zero, stay."""
+        searches = {i: _Search(x) for i, x in vectors.items()}
         for k in range(turn, turn + iterations):
             phase, rows = self._phases[k % self.period], self._rows[k % self.period]
-            chosen = {i: vectors[i][index.to(vectors[i].device)] for i, index in rows.items()}
-            for i, x in power_iterate(phase, chosen, centres, 1).items():
-                vectors[i][rows[i].to(x.device)] = x
-        return vectors
+            chosen = {i: searches[i].take(index if self.period > 1 else None) for i, index in rows.items()}
+            ends = phase.forward({i: search.probe() for i, search in chosen.items()}, centres)
+            for i, image in phase.adjoint(ends, centres).items():
+                chosen[i].advance(image)
+                searches[i].put(rows[i] if self.period > 1 else None, chosen[i])
+        return {i: search.result() for i, search in searches.items()}
+
+
+class _Search:
+    """Vectors x of one start site, with Ax, the last direction and its image; zeros as long as they are not known."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+        self.image, self.direction, self.direction_image = (torch.zeros_like(x) for _ in range(3))
+
+    def take(self, rows: Tensor | None) -> _Search:
+        if rows is None:
+            return self
+        rows = rows.to(self.x.device)
+        part = _Search(self.x[rows])
+        part.image, part.direction = self.image[rows], self.direction[rows]
+        part.direction_image = self.direction_image[rows]
+        return part
+
+    def put(self, rows: Tensor | None, part: _Search) -> None:
+        if rows is None:
+            return
+        rows = rows.to(self.x.device)
+        for name in ("x", "image", "direction", "direction_image"):
+            setattr(self, name, getattr(self, name).index_copy(0, rows, getattr(part, name)))
+
+    def probe(self) -> Tensor:
+        """What A is to be applied to next: the residual of x or, while its image is not known, x itself."""
+        self._new = row_norms(self.image, keepdim=True) == 0
+        self._residual = unit_rows(self.image - _dots(self.x, self.image) * self.x)
+        return torch.where(self._new, self.x, self._residual)
+
+    def advance(self, image: Tensor) -> None:
+        """Take in the image of the probe: the best vector in the span of x, residual and direction becomes x."""
+        if bool(self._new.all()):
+            self.image = image
+            return
+        known = torch.where(self._new, torch.zeros_like(image), image)
+        basis, images = [self.x, self._residual, self.direction], [self.image, known, self.direction_image]
+        weights = _best_combination(basis, images)
+        first, *others = (weights[:, k].reshape(-1, *(1,) * (self.x.dim() - 1)) for k in range(3))
+        direction = others[0] * basis[1] + others[1] * basis[2]
+        direction_image = others[0] * images[1] + others[1] * images[2]
+        x, moved = first * self.x + direction, first * self.image + direction_image
+        scale = row_norms(x, keepdim=True)
+        length = row_norms(direction, keepdim=True)
+        length = torch.where(length > _NOISE[x.dtype], length, torch.inf)  # a shorter step is forgotten
+        self.direction, self.direction_image = direction / length, direction_image / length
+        self.x, self.image = torch.where(self._new, self.x, x / scale), torch.where(self._new, image, moved / scale)
+
+    def result(self) -> Tensor:
+        """One more power step, for the image is known."""
+        return unit_rows(self.image, fallback=self.x)
+
+
+def _best_combination(basis: list[Tensor], images: list[Tensor]) -> Tensor:
+    """(rows, 3): the weights of the unit combination of the basis that A stretches most (Rayleigh–Ritz)."""
+    inner, forms = (torch.nan_to_num(_inner(basis, side), posinf=0.0, neginf=0.0) for side in (basis, images))
+    values, axes = torch.linalg.eigh(inner)
+    independent = values > _NOISE[values.dtype]  # directions that hardly differ from others carry more noise than gain
+    whitening = axes * torch.where(independent, values, torch.inf).rsqrt()[:, None, :]
+    scale = forms.diagonal(dim1=1, dim2=2).amax(1).clamp(min=torch.finfo(values.dtype).tiny)[:, None, None]
+    forms = torch.nan_to_num(whitening.mT @ (forms / scale) @ whitening, posinf=0.0, neginf=0.0)
+    top = torch.linalg.eigh((forms + forms.mT) / 2).eigenvectors[:, :, -1:]
+    weights: Tensor = (whitening @ top).squeeze(2)
+    return weights
+
+
+def _inner(left: list[Tensor], right: list[Tensor]) -> Tensor:
+    """(rows, 3, 3): the inner products of three vectors with three others, for every row."""
+    channels_last = left[0].dim() == 4 and left[0].is_contiguous(memory_format=torch.channels_last)
+    a, b = (
+        torch.stack([x.permute(0, 2, 3, 1) if channels_last else x for x in side], 1).flatten(2)
+        for side in (left, right)
+    )
+    products: Tensor = a @ b.mT
+    return products
+
+
+def _dots(x: Tensor, y: Tensor) -> Tensor:
+    """The inner products of corresponding rows, in a shape that broadcasts over them."""
+    dots: Tensor = (x * y).sum(tuple(range(1, x.dim())), keepdim=True)
+    return dots
 
 
 def estimate_norms(sweep: Sweep, vectors: Vectors, centres: Sequence[float | Tensor]) -> Tensor:
@@ -103,8 +182,10 @@ def row_norms(x: Tensor, keepdim: bool = False) -> Tensor:
     return norms.reshape(-1, *(1,) * (x.dim() - 1)) if keepdim else norms
 
 
-def _normalised(x: Tensor, fallback: Tensor) -> Tensor:
+def unit_rows(x: Tensor, fallback: Tensor | None = None) -> Tensor:
+    """Every row divided by its norm; rows of zeros stay, or are replaced."""
     scale = row_norms(x, keepdim=True)
     if bool((scale > 0).all()):
         return x / scale
+    fallback = x if fallback is None else fallback
     return torch.where(scale > 0, x / torch.where(scale > 0, scale, torch.ones_like(scale)), fallback)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -46,10 +46,15 @@ class Parts:
         result = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
         for prefix, estimator in self.estimators.items():
             result |= {f"{prefix}.{name}": tensor for name, tensor in estimator.state_dict().items()}
-        for name, parameter in self.model.named_parameters():
+        for name, parameter in self._trained():
             for quantity, tensor in self.optimizer.state.get(parameter, {}).items():
                 result[f"optimizer.{name}.{quantity}"] = tensor
         return {name: tensor.detach().cpu().contiguous() for name, tensor in result.items()}
+
+    def _trained(self) -> Iterator[tuple[str, nn.Parameter]]:
+        yield from self.model.named_parameters()
+        for prefix, estimator in self.estimators.items():
+            yield from ((f"{prefix}.{name}", parameter) for name, parameter in estimator.named_parameters())
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor], path: Path) -> None:
@@ -65,7 +70,7 @@ class Parts:
                 raise CheckpointError(f"{path} does not fit the configuration: {name} has shape {shapes}")
             tensor.copy_(tensors[name])
         self.optimizer.state.clear()
-        for name, parameter in self.model.named_parameters():
+        for name, parameter in self._trained():
             prefix = f"optimizer.{name}."
             state = {key.removeprefix(prefix): tensors[key] for key in moments if key.startswith(prefix)}
             self.optimizer.state[parameter] = {

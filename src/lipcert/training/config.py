@@ -107,11 +107,15 @@ LossConfig = StandardLoss | CrmLoss | SignedRadiusLoss | GloroLoss | LmtLoss
 
 
 class EstimatorConfig(_Model):
-    """How the constants of the loss are estimated."""
+    """How the constants of the loss are estimated.
+
+    scale_lr: the learning rate of the scales of method "rescaled", as a multiple of that of the weights.
+    """
 
     method: Annotated[str, _one_of(estimators.METHODS)] = "liplt"
     target: Annotated[str, _one_of(TARGETS)] = "pairwise"
     power_iterations: PositiveInt = 5
+    scale_lr: Positive = 10.0
 
 
 class OptimizerConfig(_Model):

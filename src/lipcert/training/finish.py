@@ -33,7 +33,8 @@ def finish(
     save_checkpoint(model, path, config.model, shape, classes, input_range=config.input_range)
     loaded = load_model(str(path))
     began = time.perf_counter()
-    bound = stored_bound(loaded.model, loaded.input_shape, folder / "bound", progress)
+    method = "rescaled" if config.estimator.method == "rescaled" and config.robust else "liplt"
+    bound = stored_bound(loaded.model, loaded.input_shape, folder / "bound", progress, method)
     test = dataset.test
     certificates = certify_to_csv(
         Certifier(loaded.model, bound),

@@ -45,10 +45,14 @@ class Training:
         self.path = folder / CHECKPOINT
         self.model = build_model(config, dataset.input_shape, dataset.classes)
         self.channels_last = has_convolutions(self.model)
-        adam = config.optimizer
-        optimizer = torch.optim.Adam(self.model.parameters(), betas=(adam.beta1, adam.beta2), eps=adam.eps)
-        self.forward, self.optimizer = fabric.setup(self.model, optimizer)
         self.estimators = build_estimators(config, self.model, dataset)
+        self.scales = list(self.estimators["estimator"].parameters())
+        adam = config.optimizer
+        groups = [{"params": list(self.model.parameters()), "pace": 1.0}]
+        if self.scales:
+            groups.append({"params": self.scales, "pace": config.estimator.scale_lr})
+        optimizer = torch.optim.Adam(groups, betas=(adam.beta1, adam.beta2), eps=adam.eps)
+        self.forward, self.optimizer = fabric.setup(self.model, optimizer)
         self.parts = Parts(self.model, optimizer, self.estimators)
         self.augment = augmentation(**config.augmentation.model_dump())
         self.position = Position()
@@ -70,7 +74,7 @@ class Training:
             began = time.perf_counter()
             lr = learning_rate(config.schedule, epoch, config.epochs)
             for group in self.optimizer.param_groups:
-                group["lr"] = lr
+                group["lr"] = lr * group["pace"]
             batches = self.batches(epoch)
             steps = len(batches)
             sums = defaultdict(float, self.position.sums if self.fabric.is_global_zero else {})
@@ -103,6 +107,10 @@ class Training:
             parts = f"base {float(loss.base.detach()):g}, robust {float(loss.robust.detach()):g}"
             raise self.diverged(f"the loss is {value:g} ({parts})", epoch, step, lr)
         fabric.backward(loss.loss * (share * fabric.world_size / len(index)))
+        if fabric.world_size > 1:
+            for scale in self.scales:  # not part of the model, so not averaged with it
+                if scale.grad is not None:
+                    scale.grad = self.reduce(scale.grad, "mean")
         if config.clip_norm:
             fabric.clip_gradients(self.forward, self.optimizer, max_norm=config.clip_norm, error_if_nonfinite=False)
         self.optimizer.step()
@@ -145,7 +153,7 @@ class Training:
         try:
             record |= mean_constants(self.estimators)
             if (epoch + 1) % config.eval_every == 0 or epoch + 1 == config.epochs:
-                constants = self.estimators["liplt"]
+                constants = self.estimators["estimator" if self.scales else "liplt"]
                 record |= estimate_accuracies(self.fabric, self.model, constants, self.dataset.test, config.epsilons)
         except NonFiniteError as error:
             raise self.diverged(str(error), epoch, len(self.batches(epoch)), lr) from error

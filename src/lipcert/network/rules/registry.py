@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lipcert.errors import check_choice
 from lipcert.network.linear import Function, LinearOp, Shape
 from lipcert.network.slopes import Slope
 
@@ -110,9 +111,11 @@ class Call:
 Rule = Callable[..., Result]
 Key = type[nn.Module] | Callable[..., Any] | str
 _RULES: dict[Key, Rule] = {}
+VIEWS = ("residual", "opaque", "certified")
+_VIEW_RULES: dict[str, dict[Key, Rule]] = {"residual": {}, "opaque": {}, "certified": {}}
 
 
-def register_rule(*keys: Key) -> Callable[[Rule], Rule]:
+def register_rule(*keys: Key, view: str | None = None) -> Callable[[Rule], Rule]:
     """Decorator: use this rule for module classes, functions, or (as strings) tensor methods.
 
     The rule is called as `rule(call, *args, **kwargs)` with the arguments of the traced call (for a module: those of
@@ -128,27 +131,31 @@ def register_rule(*keys: Key) -> Callable[[Rule], Rule]:
             return call.linear(terms=9, nonnegative=True)
 
     A module with a rule is treated as one operation; its inside is not looked at. Biases do not matter to slopes: give
-    the linear part only.
+    the linear part only. A rule for one `view` (see `lipcert.trace`) is used in it alone.
     """
+    if view is not None:
+        check_choice("view", view, VIEWS)
 
     def register(rule: Rule) -> Rule:
+        rules = _RULES if view is None else _VIEW_RULES[view]
         for key in keys:
-            _RULES[key] = rule
+            rules[key] = rule
         return rule
 
     return register
 
 
-def find_rule(key: Key | nn.Module) -> Rule | None:
+def find_rule(key: Key | nn.Module, view: str = "residual") -> Rule | None:
     """The rule for a module, function or method name.
 
     A subclass of a module class uses its parent's rule only while it keeps the parent's `forward`.
     """
+    rules = {**_RULES, **_VIEW_RULES[view]} if _VIEW_RULES[view] else _RULES
     if not isinstance(key, nn.Module):
-        return _RULES.get(key)
+        return rules.get(key)
     for parent in type(key).__mro__:
-        if parent in _RULES:
-            return _RULES[parent] if type(key).forward is getattr(parent, "forward", None) else None
+        if parent in rules:
+            return rules[parent] if type(key).forward is getattr(parent, "forward", None) else None
     return None
 
 

@@ -1,0 +1,119 @@
+"""Diagonal rescaling: coordinates in which the bound of a network is smaller.
+
+‖D_j⁻¹B_ji D_i‖ in place of ‖B_ji‖ is valid for any positive diagonals, because |ψ(a) − ψ(b)| ≤ s|a − b| holds for every
+coordinate. The best diagonals are found by gradient descent on their logarithms. Not in the paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from lipcert.errors import OptionError
+from lipcert.network.coordinates import free_scales, rescale, spread
+from lipcert.network.normal_form import Network
+
+if TYPE_CHECKING:
+    from lipcert.bounds.estimator import Estimator
+
+LIMIT = 12.0
+"""Of |log D|: keeps products finite."""
+_TO_THE_END = 40
+
+
+class Scales(nn.Module):
+    """log D of every site whose coordinates may be scaled apart, as parameters; the identity at first."""
+
+    def __init__(self, network: Network, per_neuron: bool = False) -> None:
+        super().__init__()
+        self._network = network
+        self.per_neuron = per_neuron
+        for site in range(1, network.depth + 1):
+            if (count := free_scales(network, site, per_neuron)) > 1:
+                zeros = torch.zeros(count, dtype=network.dtype, device=network.device)
+                self.register_parameter(f"log_{site}", nn.Parameter(zeros))
+
+    def diagonal(self, site: int) -> Tensor:
+        """D of a site, in a shape that broadcasts over its inputs and outputs."""
+        log = self.get_parameter(f"log_{site}").clamp(-LIMIT, LIMIT)
+        return spread(log.exp(), self._network, site)
+
+    def sites(self) -> list[int]:
+        return [int(name.removeprefix("log_")) for name, _ in self.named_parameters()]
+
+    def rescaled(self) -> Network:
+        """The network in these coordinates, which it reads anew whenever it is used."""
+        return rescale(self._network, {site: partial(self.diagonal, site) for site in self.sites()})
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """How scales are found: steps of Adam with a falling learning rate, `iterations` of the norms in each.
+
+    pair: the two classes whose constant is to be small, instead of the mean. per_neuron: scale every entry of a
+    convolutional site on its own, not only every channel.
+    """
+
+    steps: int = 150
+    lr: float = 0.05
+    iterations: int = 6
+    pair: tuple[int, int] | None = None
+    per_neuron: bool = False
+
+    def __post_init__(self) -> None:
+        if self.steps < 0 or self.iterations < 1 or not self.lr > 0:
+            raise OptionError(f"{self}: expected steps ≥ 0, iterations ≥ 1 and lr > 0")
+
+
+def fit_scales(
+    estimator: Estimator, options: FitOptions | None = None, progress: Callable[[float], None] = lambda _: None
+) -> float:
+    """Minimise the mean estimate, or that of one pair of classes, over the estimator's scales.
+
+    Starts at the present ones and keeps them if nothing better is found. Returns the value reached, with norms iterated
+    to the end.
+    """
+    options = options or FitOptions()
+    scales, usual = estimator.scales, estimator.power_iterations
+    if scales is None:
+        raise OptionError("the estimator has no scales; use method='rescaled'")
+
+    def value(iterations: int) -> Tensor:
+        estimator.power_iterations = iterations
+        return _objective(estimator.estimate().value, estimator.target, options.pair)
+
+    parameters = list(scales.parameters())
+    start = [p.detach().clone() for p in parameters]
+    first = float(value(_TO_THE_END).detach())
+    optimizer = torch.optim.Adam(parameters, betas=(0.9, 0.99)) if parameters else None
+    steps = options.steps if optimizer and first > 0 else 0
+    for step in range(steps):
+        assert optimizer is not None
+        gradients = torch.autograd.grad(value(options.iterations).log(), parameters, allow_unused=True)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        optimizer.param_groups[0]["lr"] = options.lr * (1 - step / steps)
+        optimizer.step()
+        progress((step + 1) / steps)
+    last = float(value(_TO_THE_END).detach()) if steps else first
+    estimator.power_iterations = usual
+    if not last < first:
+        with torch.no_grad():
+            for parameter, kept in zip(parameters, start, strict=True):
+                parameter.copy_(kept)
+    for parameter in parameters:
+        parameter.grad = None
+    return min(first, last)
+
+
+def _objective(value: Tensor, target: str, pair: tuple[int, int] | None) -> Tensor:
+    if pair is not None:
+        if target not in ("pairwise", "last-layer"):
+            raise OptionError(f"pair is {pair}, which needs the target pairwise or last-layer, not {target}")
+        return value[pair]
+    return value.sum() / max(value.shape[0] * (value.shape[0] - 1), 1) if value.dim() == 2 else value.mean()

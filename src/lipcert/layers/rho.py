@@ -1,0 +1,237 @@
+"""The residual layer that is √ρ-Lipschitz by construction (proposition:rhoLipLayer)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from math import isfinite, log, prod, sqrt
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from lipcert.errors import OptionError, check_choice
+from lipcert.layers import proof
+from lipcert.layers.rescaling import between_grid_points, circular, conv_factor, dense_factor, root
+from lipcert.network import slopes
+from lipcert.network.rules.registry import Call, Input, Refusal, Result, find_rule, register_rule
+
+RESCALINGS = ("sn", "aol", "sll")
+_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "relu": nn.ReLU,
+    "leaky-relu": lambda: nn.LeakyReLU(0.1),
+    "tanh": nn.Tanh,
+    "sigmoid": nn.Sigmoid,
+    "softplus": nn.Softplus,
+}
+_FIELD = 16
+_STEADY = 1.005
+"""SN of convolutions: the power iteration runs on a periodic image of `_FIELD` points per reach of the kernel, and may
+lag behind the weights by this factor."""
+
+# Single operations to torch.fx, computed from parameters alone: constants of the traced network, read anew every time.
+fx.wrap("dense_factor")
+fx.wrap("conv_factor")
+fx.wrap("root")
+
+
+class _RhoLipschitz(nn.Module):
+    """What the dense and the convolutional layer have in common."""
+
+    weight: nn.Parameter
+    log_rho: Tensor
+    log_q: nn.Parameter | None
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        activation: str | nn.Module,
+        rescaling: str,
+        rho: float,
+        learn_rho: bool,
+        bias: bool,
+    ) -> None:
+        super().__init__()
+        check_choice("rescaling", rescaling, RESCALINGS)
+        if min(shape) < 1:
+            raise OptionError(f"the weight would have shape {shape}, expected sizes of 1 or more")
+        if not (isfinite(rho) and rho > 0):
+            raise OptionError(f"rho is {rho}, expected a positive number")
+        if isinstance(activation, str):
+            check_choice("activation", activation, tuple(_ACTIVATIONS))
+            activation = _ACTIVATIONS[activation]()
+        self.alpha, self.beta = _slopes(activation)
+        self.activation = activation
+        self.rescaling = rescaling
+        # Not orthogonal: I − WᵀW, the linear part of a square layer with ReLU, would vanish and with it all long maps.
+        self.weight = nn.Parameter(torch.randn(shape) / sqrt(prod(shape[1:])))
+        self.bias = nn.Parameter(torch.zeros(shape[0])) if bias else None
+        self.log_q = nn.Parameter(torch.zeros(shape[0])) if rescaling == "sll" else None
+        log_rho = torch.tensor(log(rho))
+        if learn_rho:
+            self.log_rho = nn.Parameter(log_rho)
+        else:
+            self.register_buffer("log_rho", log_rho)
+
+    def factors(self) -> Tensor:
+        """The diagonal of (α+β)/√ρ·T, shaped to multiply hidden values."""
+        raise NotImplementedError
+
+    def lipschitz(self) -> Tensor:
+        """√ρ, differentiable in a learned ρ."""
+        return root(self.log_rho)
+
+    @torch.no_grad()
+    def certified_lipschitz(self) -> float:
+        """A proved constant of the layer with its weights and the factors computed in float64, for inputs of any size.
+
+        It is √ρ, rounded up, if the inequality of the proposition is proved for these numbers. Where it fails (SN of a
+        convolution whose power iteration lags behind), it is larger by what the failure can cost.
+        """
+        exact = deepcopy(self).double().cpu()
+        squared = exact._squared_norm(exact.factors())
+        log_rho = float(exact.log_rho)
+        kappa = (self.alpha + self.beta) / 2 / float(root(exact.log_rho)) * squared * (1 + 1e-12)
+        return proof.lipschitz_constant(log_rho, self.alpha, self.beta, kappa)
+
+    def _squared_norm(self, factors: Tensor) -> float:
+        """A proved bound on ‖F^½ W‖², F = diag(factors)."""
+        raise NotImplementedError
+
+    def extra_repr(self) -> str:
+        sizes = ", ".join(map(str, self.weight.shape))
+        learned = ", learn_rho=True" if isinstance(self.log_rho, nn.Parameter) else ""
+        return f"{sizes}, rescaling={self.rescaling!r}, rho={float(self.log_rho.detach().exp()):.6g}{learned}"
+
+
+class RhoLipschitzLinear(_RhoLipschitz):
+    """h(x) = √ρ·x − (α+β)/√ρ·WᵀTφ(Wx + b), which is √ρ-Lipschitz: T keeps W Wᵀ ⪯ 2ρ/(α+β)²·T⁻¹ for all weights W.
+
+    It is traced in this residual form, with φ as its only site; `lipcert.trace(…, view="opaque")` sees one √ρ-Lipschitz
+    map instead.
+
+    Args:
+        features: of the input and of the output.
+        hidden: rows of W.
+        activation: a name, or any module with fixed elementwise slopes 0 ≤ α ≤ β that has a rule.
+        rescaling: T from the norm of W ("sn"), from row sums of |W Wᵀ| ("aol"), or from weighted ones with learned
+            weights ("sll").
+        rho: the square of the layer's Lipschitz constant, or its first value.
+        learn_rho: train log ρ along.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        hidden: int,
+        activation: str | nn.Module = "relu",
+        rescaling: str = "aol",
+        rho: float = 1.0,
+        learn_rho: bool = False,
+        bias: bool = True,
+    ) -> None:
+        super().__init__((hidden, features), activation, rescaling, rho, learn_rho, bias)
+
+    def factors(self) -> Tensor:
+        return dense_factor(self.weight, self.log_q, self.log_rho, self.alpha + self.beta, self.rescaling)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden: Tensor = self.activation(F.linear(x, self.weight, self.bias))
+        return x * self.lipschitz() - (hidden * self.factors()) @ self.weight
+
+    def _squared_norm(self, factors: Tensor) -> float:
+        if self.rescaling == "sn":
+            return proof.dense_norm(self.weight, factors)
+        return proof.gershgorin(self.weight, self.log_q, factors)
+
+
+class RhoLipschitzConv2d(_RhoLipschitz):
+    """`RhoLipschitzLinear` with a convolution for W: stride 1, and zeros around the image that keep its size.
+
+    T has one entry per hidden channel and holds for images of any size. For "sn" the norm comes from a power iteration
+    that goes on with every forward pass in training mode: it is an estimate, and `certified_lipschitz` proves it.
+    """
+
+    vector: Tensor | None
+
+    def __init__(
+        self,
+        channels: int,
+        hidden: int,
+        kernel_size: int = 3,
+        activation: str | nn.Module = "relu",
+        rescaling: str = "aol",
+        rho: float = 1.0,
+        learn_rho: bool = False,
+        bias: bool = True,
+    ) -> None:
+        if kernel_size % 2 == 0:
+            raise OptionError(f"kernel_size is {kernel_size}, expected an odd number, which keeps the size of images")
+        shape = (hidden, channels, kernel_size, kernel_size)
+        super().__init__(shape, activation, rescaling, rho, learn_rho, bias)
+        self.reach = kernel_size // 2
+        side = _FIELD * self.reach if self.reach else 1
+        self.enlarged = _STEADY * between_grid_points(self.reach, side)
+        self.register_buffer("vector", torch.randn(1, channels, side, side) if rescaling == "sn" else None)
+        self.iterate(100)
+
+    @torch.no_grad()
+    def iterate(self, steps: int) -> None:
+        """Power iterations for the norm of W; nothing to do unless the rescaling is "sn"."""
+        vector = self.vector
+        if vector is None:
+            return
+        adjoint = self.weight.transpose(0, 1).flip(2, 3)
+        for _ in range(steps):
+            image = circular(adjoint, circular(self.weight, vector))
+            norm = image.norm()
+            if bool(norm > 0):
+                vector.copy_(image / norm)
+
+    def factors(self) -> Tensor:
+        total = self.alpha + self.beta
+        return conv_factor(self.weight, self.log_q, self.log_rho, self.vector, total, self.enlarged)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.iterate(1)
+        hidden = self.activation(F.conv2d(x, self.weight, self.bias, padding=self.reach))
+        inner = F.conv_transpose2d(hidden * self.factors(), self.weight, padding=self.reach)
+        return x * self.lipschitz() - inner
+
+    def _squared_norm(self, factors: Tensor) -> float:
+        if self.rescaling == "sn":
+            return proof.kernel_norm(self.weight, factors)
+        return proof.gershgorin(self.weight, self.log_q, factors)
+
+
+@register_rule(RhoLipschitzLinear, RhoLipschitzConv2d, view="opaque")
+def opaque_rule(call: Call, x: Input) -> Result:
+    assert isinstance(call.module, _RhoLipschitz)
+    return slopes.lipschitz_map(call.module.lipschitz, ulps=None)
+
+
+@register_rule(RhoLipschitzLinear, RhoLipschitzConv2d, view="certified")
+def certified_rule(call: Call, x: Input) -> Result:
+    assert isinstance(call.module, _RhoLipschitz)
+    return slopes.lipschitz_map(call.module.certified_lipschitz(), ulps=None)
+
+
+def _slopes(activation: nn.Module) -> tuple[float, float]:
+    """[α, β] of an activation, by its rule; α < 0 would break the proposition, for which 0 ≤ α is assumed."""
+    name, rule, x = type(activation).__name__, find_rule(activation), Input(0, (1,))
+    try:
+        slope = rule(Call(name, activation, activation, (x,), {}, (1,)), x) if rule is not None else None
+    except Refusal as error:
+        raise OptionError(f"activation {name}: {error}") from None
+    if not isinstance(slope, slopes.Slope) or not slope.elementwise:
+        raise OptionError(f"activation {name} has no rule with elementwise slopes; register one, or use ReLU")
+    alpha, beta = slope.alpha, slope.beta
+    if not (isinstance(alpha, float) and isinstance(beta, float)):
+        raise OptionError(f"activation {name} has learned slopes, expected fixed ones; use LeakyReLU")
+    if not (0 <= alpha <= beta and beta > 0):
+        raise OptionError(
+            f"activation {name} has slopes in [{alpha:g}, {beta:g}], expected none below 0: the layer would not be "
+            "√rho-Lipschitz; use ReLU, LeakyReLU or Tanh"
+        )
+    return alpha, beta
