@@ -7,7 +7,7 @@ import argparse
 import torch
 from rich.console import Console
 
-from benchmarks import certificates, estimates
+from benchmarks import certificates, estimates, tightness
 from benchmarks.measure import store
 
 PARTS = {
@@ -17,6 +17,7 @@ PARTS = {
     "pairwise": lambda repeats: estimates.pairwise_cost(max(3, repeats // 3)),
     "bounds": lambda repeats: certificates.bound_times(["4C3F", "6C2F", "8C2F"]),
     "certify": lambda repeats: certificates.certification_speed(max(3, repeats // 3)),
+    "tightness": tightness.compare,
 }
 
 
@@ -24,15 +25,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("parts", nargs="*", help=f"some of {', '.join(PARTS)}; default: all")
     parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument(
+        "--models", nargs="*", default=[], help="trained networks for tightness: run folders, checkpoints"
+    )
     arguments = parser.parse_args()
     if unknown := set(arguments.parts) - set(PARTS):
         parser.error(f"unknown part {', '.join(unknown)}; choose from {', '.join(PARTS)}")
     torch.set_flush_denormal(True)
     console = Console()
     for name in arguments.parts or PARTS:
-        figures, table = PARTS[name](arguments.repeats)
+        given = arguments.models if name == "tightness" else []
+        options = {"models": given} if given else {}
+        figures, table = PARTS[name](arguments.repeats, **options)
         console.print(table)
-        store(name, f"python -m benchmarks {name} --repeats {arguments.repeats}", figures)
+        command = f"python -m benchmarks {name} --repeats {arguments.repeats}"
+        store(name, " ".join([command, *(["--models", *given] if given else [])]), figures)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,9 @@ from typer.testing import CliRunner
 
 import lipcert
 from lipcert import cli, zoo
+from lipcert.bounds.certified import METHODS
 from lipcert.certificate.stream import read_certificates
+from lipcert.errors import TooLargeError
 from lipcert.loading import save_checkpoint
 
 NET = """
@@ -96,6 +98,58 @@ def test_estimates_are_labelled_and_below_the_bounds(run):
     (estimate,) = json.loads(run("bound", "digit_net:build", "--estimate", *options))
     assert estimate["guarantee"] == "estimate"
     assert 0.99 * bound["value"] < estimate["value"] <= bound["value"]
+
+
+def test_all_methods_stand_above_the_slopes_that_were_found(run):
+    rows = json.loads(run("bound", "digit_net:build", "--method", "all", "--json"))
+    values = {(row["method"], row["target"]): row["value"] for row in rows}
+    assert list(values) == [(m, t) for m in (*METHODS, "sampled") for t in ("network", "pairwise")]
+    names: dict = {}
+    exec(NET, names)
+    for target in ("network", "pairwise"):
+        floor = values["sampled", target]
+        assert all(floor <= value for (_, t), value in values.items() if t == target)
+        assert values["lipsdp", target] < values["liplt", target] < values["naive", target]
+        found = lipcert.estimate_sampled(names["build"]().eval(), (1, 8, 8), target)
+        assert floor == pytest.approx(found.sum().item() / (1 if target == "network" else 90), rel=1e-6)
+    assert rows[-1]["guarantee"] == "from below"
+
+
+def test_all_methods_as_a_table_with_refusals(run, monkeypatch):
+    def refuse(network, *arguments, **options):
+        raise TooLargeError("LipSDP needs order 9000, the limit is 2000; use method='rescaled'")
+
+    monkeypatch.setattr("lipcert.bounds.certified.lipsdp_constants", refuse)
+    monkeypatch.setattr("lipcert.bounds.certified._SMALL", 0)  # "best" does without
+    monkeypatch.setattr("lipcert.commands.constants.METHODS", ("naive", "liplt", "lipsdp", "best"))
+    table = run("bound", "digit_net:build", "--method", "all", "--quiet")
+    lines = {line.split()[1]: line for line in table.splitlines() if line.startswith("│")}
+    assert list(lines) == ["naive", "liplt", "lipsdp", "best", "sampled"]
+    assert lines["lipsdp"].count("–") == 3
+    assert "LipSDP needs order 9000, the limit is 2000" in lines["lipsdp"]
+    assert "rescaled" not in lines["lipsdp"]
+    assert "–" not in lines["best"]
+    assert "mean pairwise" in table
+    with pytest.raises(TooLargeError):
+        run("bound", "digit_net:build", "--method", "lipsdp")
+
+
+def test_a_method_without_a_target_is_refused_for_that_target_only(run):
+    arguments = ("--method", "all", "--target", "network", "--target", "last-layer", "--json")
+    rows = json.loads(run("bound", "digit_net:build", *arguments))
+    values = {row["target"]: row["value"] for row in rows if row["method"] == "lipsdp"}
+    assert values["network"] > 0
+    assert values["last-layer"] is None
+    assert all(row["value"] > 0 for row in rows if row["method"] != "lipsdp")
+
+
+def test_all_estimates(run):
+    rows = json.loads(run("bound", "digit_net:build", "--method", "all", "--estimate", "--json"))
+    values = {(row["method"], row["target"]): row["value"] for row in rows}
+    for target in ("network", "pairwise"):
+        order = [values[method, target] for method in ("sampled", "rescaled", "liplt", "naive")]
+        assert order == sorted(order)
+        assert order[1] < 0.99 * order[2]  # the coordinates were fitted
 
 
 def test_certify_writes_its_files_and_continues(run, weights, tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ from lipcert import data, errors, layers, losses, zoo
 from lipcert.bounds.bound import Bound
 from lipcert.bounds.certified import bound
 from lipcert.bounds.estimator import Estimate, Estimator
+from lipcert.bounds.sampled import estimate_sampled
 from lipcert.certificate import Certificates, CertifiedClassifier, certify
 from lipcert.errors import LipcertError, UnsupportedError
 from lipcert.network import Call, Network, Slope, register_rule, trace
@@ -28,6 +29,7 @@ __all__ = [
     "certify",
     "data",
     "errors",
+    "estimate_sampled",
     "layers",
     "losses",
     "register_rule",

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from lipcert.bounds.certified import METHODS
 from lipcert.commands import constants, evaluate
 from lipcert.commands import train as training
 from lipcert.commands.progress import progress_bar
@@ -53,21 +54,25 @@ def bound(
     model: Model,
     weights: Weights = None,
     input_shape: InputShape = None,
-    method: Annotated[list[str] | None, typer.Option(help="naive or liplt; repeatable; default: both.")] = None,
+    method: Annotated[list[str] | None, typer.Option(help=f"all, or some of {', '.join(METHODS)}; repeatable.")] = None,
     target: Annotated[list[str] | None, typer.Option(help="network, per-class, last-layer, pairwise.")] = None,
     estimate: Annotated[bool, typer.Option("--estimate", help="Power iteration: fast, not guaranteed.")] = False,
     iterations: Annotated[int, typer.Option(help="Power iterations of an estimate.")] = 100,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Lipschitz constants by method and target, side by side, with times and guarantees."""
+    """Lipschitz constants by method and target, side by side, with times and guarantees.
+
+    Without --method: naive and liplt. --method all: every method, above the steepest slopes found.
+    """
     loaded = load_model(model, weights=weights, input_shape=_shape(input_shape))
     with progress_bar(hidden=quiet or as_json) as progress:
         rows = constants.constants(loaded, method, target, iterations if estimate else None, progress)
     if as_json:
         print(json.dumps([row.as_dict() for row in rows], indent=2))
         return
-    console.print(constants.constants_table(loaded, rows))
+    table = constants.overview_table if constants.ALL in (method or ()) else constants.constants_table
+    console.print(table(loaded, rows))
 
 
 @app.command()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lipcert.errors import check_choice
-from lipcert.layers import RhoLipschitzConv2d, RhoLipschitzLinear
+from lipcert.layers import MaxMin, RhoLipschitzConv2d, RhoLipschitzLinear
 
 Shape = tuple[int, ...]
 Conv = tuple[int, int, int, int]
@@ -89,12 +89,14 @@ def feed_forward(convolutions: list[Conv], dense: list[int], input_shape: Shape,
     return nn.Sequential(*layers)
 
 
-def mlp(widths: list[int], input_shape: Shape, classes: int) -> nn.Sequential:
-    """Dense layers with a ReLU between any two, for inputs of any shape."""
+def mlp(
+    widths: list[int], input_shape: Shape, classes: int, activation: Callable[[], nn.Module] = nn.ReLU
+) -> nn.Sequential:
+    """Dense layers with a nonlinearity between any two, for inputs of any shape."""
     layers: list[nn.Module] = [nn.Flatten()]
     previous = prod(input_shape)
     for width in widths:
-        layers += [nn.Linear(previous, width), nn.ReLU()]
+        layers += [nn.Linear(previous, width), activation()]
         previous = width
     return nn.Sequential(*layers, nn.Linear(previous, classes))
 
@@ -168,9 +170,9 @@ def _residual(name: str, widths: list[int], blocks: list[int]) -> Architecture:
     return Architecture(name, (3, 32, 32), 10, lambda shape, count: residual(widths, blocks, shape, count))
 
 
-def _mlp(*widths: int) -> Architecture:
-    name = "-".join(["mlp", *map(str, widths)])
-    return Architecture(name, _MNIST, 10, lambda shape, count: mlp(list(widths), shape, count))
+def _mlp(*widths: int, kind: str = "mlp", activation: Callable[[], nn.Module] = nn.ReLU) -> Architecture:
+    name = "-".join([kind, *map(str, widths)])
+    return Architecture(name, _MNIST, 10, lambda shape, count: mlp(list(widths), shape, count, activation))
 
 
 def _rho_mlp(name: str, width: int, depth: int, input_shape: Shape) -> Architecture:
@@ -215,6 +217,7 @@ ZOO: dict[str, Architecture] = {
         _mlp(1024),
         _mlp(2048),
         _mlp(1024, 1024),
+        _mlp(1024, kind="maxmin", activation=MaxMin),
         _rho_mlp("rho-mlp", 64, 2, _DIGITS),
         _rho_mlp("rho-mlp-256", 256, 4, _MNIST),
         Architecture("rho-conv", _MNIST, 10, lambda shape, count: rho_conv(_2C, 1, 128, "sll", shape, count)),

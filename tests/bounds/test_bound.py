@@ -154,7 +154,7 @@ def test_refusals():
     model = dense_chain(4, 5, 3)
     with pytest.raises(
         OptionError,
-        match=r"method is 'lipl', expected one of naive, liplt, rescaled, lipsdp, best; did you mean 'liplt'",
+        match=r"method is 'lipl', expected one of naive, liplt, .*; did you mean 'liplt'",
     ):
         lipcert.bound(model, (4,), "lipl")
     with pytest.raises(OptionError, match=r"target is 'pairs', expected one of .*; did you mean 'pairwise'"):

@@ -17,7 +17,9 @@ from lipcert.bounds.bound import Bound, Facts
 from lipcert.bounds.fingerprint import check_finite, fingerprint
 from lipcert.bounds.forms import Form, form, found_scales, has_promises, neurons, smallest_prefixes
 from lipcert.bounds.lipsdp import lipsdp_constants
+from lipcert.bounds.refine import refine
 from lipcert.bounds.scales import FitOptions
+from lipcert.bounds.shift import shifted_form
 from lipcert.bounds.targets import TARGETS, class_norms, pair_norms
 from lipcert.errors import BoundError, check_choice
 from lipcert.network.normal_form import Network
@@ -26,9 +28,10 @@ from lipcert.norms.certified import NormOptions, Progress, no_progress
 from lipcert.norms.estimate import flat_rows, row_norms
 from lipcert.norms.rounding import UNDERFLOW, ProductErrors, gamma
 
-METHODS = ("naive", "liplt", "rescaled", "lipsdp", "best")
-_FORMS = {"naive": ("naive",), "liplt": ("liplt",), "rescaled": ("liplt", "rescaled"), "lipsdp": ("liplt",),
-          "best": ("liplt", "naive", "rescaled")}  # fmt: skip
+METHODS = ("naive", "liplt", "rescaled", "shifted", "lt-sdp", "lipsdp", "best")
+_FORMS = {"naive": ("naive",), "liplt": ("liplt",), "rescaled": ("liplt", "rescaled"), "shifted": ("liplt", "shifted"),
+          "lt-sdp": ("liplt", "lt-sdp"), "lipsdp": ("liplt",),
+          "best": ("liplt", "naive", "rescaled", "shifted")}  # fmt: skip
 _SMALL = 300
 """The largest number of neurons for which "best" solves semidefinite programs too."""
 
@@ -51,11 +54,11 @@ def bound(
     Args:
         model: any model that `lipcert.trace` accepts.
         input_shape: shape of one input, without the batch axis.
-        method: "naive", "liplt", "rescaled" (LipLT in better coordinates), "lipsdp" (small networks), or "best", which
-            combines all of them.
+        method: "naive", "liplt", "rescaled" (LipLT in better coordinates), "shifted" (and better centres), "lt-sdp"
+            (where matrices fit into memory), "lipsdp" (small networks), or "best", which combines all of them.
         target: "network", "per-class", "last-layer" or "pairwise".
         options: how the norms are bounded.
-        fit: how the coordinates of "rescaled" and "best" are found.
+        fit: how the coordinates of "rescaled", "shifted" and "best" are found.
         progress: called with what is being done and the fraction done.
     """
     return bound_targets(model, input_shape, method, (target,), options=options, fit=fit, progress=progress)[target]
@@ -108,7 +111,9 @@ def bound_targets(
     options = options or NormOptions()
     count = len(_FORMS[method]) + 2 * promises
     options = replace(options, failure_probability=options.failure_probability / count)
-    shared = [form(name, network, last, options, progress) for name in _FORMS[method] if name != "rescaled"]
+    shared = [form(name, network, last, options, progress) for name in _FORMS[method] if name in ("naive", "liplt")]
+    if method == "lt-sdp" or (method == "best" and neurons(network) <= min(_SMALL, options.dense_limit)):
+        shared.append(refine(shared[0], options, progress=progress))
     if promises:
         promised = trace(exact, input_shape, view="certified")
         reach = promised.depth + ("network" in targets)
@@ -119,11 +124,13 @@ def bound_targets(
         if "rescaled" in _FORMS[method]:
             scales = found_scales(model, input_shape, target, fit or FitOptions(), progress)
             forms.append(form("rescaled", network, last, options, progress, scales))
+        if "shifted" in _FORMS[method]:
+            forms.append(shifted_form(model, network, last, target, fit or FitOptions(), options, progress))
         others = {}
         if method == "lipsdp" or (method == "best" and target != "last-layer" and neurons(network) <= _SMALL):
             others["lipsdp"] = lipsdp_constants(network, target, progress=progress)
         numbers = _numbers(forms, target, others, progress)
-        norms = [f.norms for f in forms]
+        norms = {id(f.norms): f.norms for f in forms}.values()
         probability = sum(n.failure_probability for n in norms)
         facts = Facts(
             method,

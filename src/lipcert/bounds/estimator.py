@@ -54,6 +54,9 @@ class Estimator(nn.Module):
         per_neuron: "rescaled" scales every entry of a convolutional site on its own, not only every channel.
     """
 
+    coordinates: type[Scales] = Scales
+    """What "rescaled" fits."""
+
     def __init__(
         self,
         model: nn.Module,
@@ -79,7 +82,7 @@ class Estimator(nn.Module):
             _ = self.network.classes
         if method == "rescaled" and self.norm != 2.0:
             raise OptionError(f"method is 'rescaled' with norm {norm}, expected norm 2; use method='liplt'")
-        self.scales = Scales(self.network, per_neuron) if method == "rescaled" else None
+        self.scales = self.coordinates(self.network, per_neuron) if method == "rescaled" else None
         if self.scales is not None:
             self.network = self.scales.rescaled()
         sites = self.network.sites[:-1]

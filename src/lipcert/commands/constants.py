@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,19 +11,28 @@ import torch
 from rich.table import Table
 
 from lipcert.bounds.certified import METHODS, bound_targets
+from lipcert.bounds.estimator import METHODS as ESTIMATES
 from lipcert.bounds.estimator import Estimator
+from lipcert.bounds.sampled import estimate_sampled
+from lipcert.bounds.scales import fit_scales
 from lipcert.bounds.targets import TARGETS
+from lipcert.errors import OptionError, TooLargeError
 from lipcert.loading import LoadedModel
 from lipcert.norms.certified import Progress as Report
+
+ALL = "all"
+"""The method that stands for all of them, with the sampled slopes as the floor."""
+QUICK = ("naive", "liplt")
+FLOOR = "sampled"
 
 
 @dataclass(frozen=True)
 class Constant:
-    """One line of the table of constants."""
+    """One line of the table of constants; without a value, `guarantee` says why the method refuses the network."""
 
     method: str
     target: str
-    value: float
+    value: float | None
     seconds: float
     guarantee: str
 
@@ -39,30 +48,84 @@ def constants(
     progress: Report,
 ) -> list[Constant]:
     """Every method for every target: estimates if a number of iterations is given, guaranteed bounds otherwise."""
-    chosen = targets or TARGETS
-    rows = []
-    for method in methods or METHODS:
+    everything = ALL in (methods or ())
+    chosen = targets or (("network", "pairwise") if everything else TARGETS)
+    known = METHODS if iterations is None else ESTIMATES
+    rows: list[Constant] = []
+    for method in known if everything else methods or QUICK:
         if iterations is None:
-            bounds = bound_targets(loaded.model, loaded.input_shape, method, chosen, progress=progress)
-            rows += [Constant(method, t, b.mean, b.seconds, b.guarantee) for t, b in bounds.items()]
-            continue
-        for target in chosen:
-            progress(f"{method} {target}", 0.0)
-            began = time.perf_counter()
-            estimator = Estimator(loaded.model, loaded.input_shape, method, target, iterations)
-            with torch.no_grad():
-                value = float(estimator.estimate().contributions.sum())
-            rows.append(Constant(method, target, value, time.perf_counter() - began, "estimate"))
+            rows += _bounds(loaded, method, chosen, everything, progress)
+        else:
+            rows += [_estimate(loaded, method, target, iterations, progress) for target in chosen]
+    if everything:
+        return rows + list(_floor(loaded, chosen, progress))
     return sorted(rows, key=lambda row: chosen.index(row.target))
+
+
+def _bounds(
+    loaded: LoadedModel, method: str, targets: Sequence[str], refusals: bool, progress: Report
+) -> list[Constant]:
+    """The constants of one method; with `refusals`, a method that cannot treat the network says so in its rows."""
+    try:
+        bounds = bound_targets(loaded.model, loaded.input_shape, method, targets, progress=progress)
+    except (TooLargeError, OptionError) as error:
+        if not refusals:
+            raise
+        if isinstance(error, OptionError) and len(targets) > 1:  # perhaps it has only some of the targets
+            return [row for target in targets for row in _bounds(loaded, method, [target], True, progress)]
+        return [Constant(method, target, None, 0.0, str(error).split(";")[0]) for target in targets]
+    return [Constant(method, t, b.mean, b.seconds, b.guarantee) for t, b in bounds.items()]
+
+
+def _estimate(loaded: LoadedModel, method: str, target: str, iterations: int, progress: Report) -> Constant:
+    progress(f"{method} {target}", 0.0)
+    began = time.perf_counter()
+    estimator = Estimator(loaded.model, loaded.input_shape, method, target, iterations)
+    if estimator.scales is not None:
+        fit_scales(estimator, progress=lambda fraction: progress(f"{method} {target}", fraction))
+    with torch.no_grad():
+        value = float(estimator.estimate().contributions.sum())
+    return Constant(method, target, value, time.perf_counter() - began, "estimate")
+
+
+def _floor(loaded: LoadedModel, targets: Sequence[str], progress: Report) -> Iterator[Constant]:
+    """The steepest slopes found: no bound can be smaller."""
+    for target in targets:
+        began = time.perf_counter()
+        value = estimate_sampled(loaded.model, loaded.input_shape, target, progress=progress)
+        count = value.numel() - (len(value) if value.dim() == 2 else 0)  # the diagonal is zero
+        mean = float(value.sum()) / max(count, 1)
+        yield Constant(FLOOR, target, mean, time.perf_counter() - began, "from below")
+
+
+def overview_table(loaded: LoadedModel, rows: Sequence[Constant]) -> Table:
+    """A line per method, a column per target."""
+    targets = list(dict.fromkeys(row.target for row in rows))
+    table = Table(title=_title(loaded), caption="l2; sampled: the largest slope found, which no bound can be below.")
+    table.add_column("method")
+    for target in targets:
+        table.add_column(target if target == "network" else f"mean {target}", justify="right")
+    table.add_column("seconds", justify="right")
+    table.add_column("guarantee")
+    for method in dict.fromkeys(row.method for row in rows):
+        own = {row.target: row for row in rows if row.method == method}
+        values = [own[target].value for target in targets]
+        shared = method != FLOOR and all(row.guarantee != "estimate" for row in own.values())
+        seconds = (max if shared else sum)(row.seconds for row in own.values())
+        if method == FLOOR:
+            table.add_section()
+        table.add_row(
+            method,
+            *("–" if value is None else f"{value:.6g}" for value in values),
+            "–" if all(value is None for value in values) else f"{seconds:.2f}",
+            "; ".join(dict.fromkeys(row.guarantee for row in own.values())),
+        )
+    return table
 
 
 def constants_table(loaded: LoadedModel, rows: Sequence[Constant]) -> Table:
     """The constants with their ratio to the naive method."""
-    shape = "×".join(map(str, loaded.input_shape))
-    table = Table(
-        title=f"Lipschitz constants of {loaded.name} for inputs {shape}",
-        caption="l2; per class and pairwise: the mean. ratio: to the naive method.",
-    )
+    table = Table(title=_title(loaded), caption="l2; per class and pairwise: the mean. ratio: to the naive method.")
     for column, side in (("target", "left"), ("method", "left"), ("constant", "right"), ("ratio", "right"),
                          ("seconds", "right"), ("guarantee", "left")):  # fmt: skip
         table.add_column(column, justify=side)  # type: ignore[arg-type]
@@ -72,7 +135,12 @@ def constants_table(loaded: LoadedModel, rows: Sequence[Constant]) -> Table:
         if row.target != previous:
             table.add_section()
             previous = row.target
-        reference = naive.get(row.target)
-        ratio = f"{row.value / reference:.3f}" if reference else ""
-        table.add_row(row.target, row.method, f"{row.value:.6g}", ratio, f"{row.seconds:.2f}", row.guarantee)
+        value, reference = row.value or 0.0, naive.get(row.target)
+        ratio = f"{value / reference:.3f}" if reference else ""
+        table.add_row(row.target, row.method, f"{value:.6g}", ratio, f"{row.seconds:.2f}", row.guarantee)
     return table
+
+
+def _title(loaded: LoadedModel) -> str:
+    shape = "×".join(map(str, loaded.input_shape))
+    return f"Lipschitz constants of {loaded.name} for inputs {shape}"

@@ -1,0 +1,140 @@
+"""The floor under all bounds: slopes that a network really has somewhere.
+
+For almost every x, ‖J(x)‖ is at most the Lipschitz constant. For piecewise linear networks it has no useful gradient,
+but the mean slope between x − rd/2 and x + rd/2 has one. So segments climb while they shrink: d turns to the gradients
+at the ends, x follows their difference, and J is taken at points on the way.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from math import prod, sqrt
+
+import torch
+from torch import Tensor, nn
+
+from lipcert.bounds.fingerprint import check_finite
+from lipcert.bounds.targets import TARGETS, class_norms, pair_norms
+from lipcert.errors import OptionError, check_choice
+from lipcert.network.trace import trace
+from lipcert.norms.certified import Progress, no_progress
+
+_SCALES = (-1.0, 2.0)  # powers of ten of the entries of the first points
+_SHRINK = 1e-2  # of a segment, from the first step to the last
+_STRIDE = 0.5  # of x, in lengths of the segment
+_ROUNDS = 4
+"""How often Jacobians are taken on the way, and at the start besides."""
+_ENTRIES = 1 << 24  # of Jacobians formed at a time
+
+
+@torch.inference_mode(False)
+def estimate_sampled(
+    model: nn.Module,
+    input_shape: tuple[int, ...],
+    target: str = "network",
+    *,
+    samples: int = 64,
+    steps: int = 100,
+    seed: int = 0,
+    progress: Progress = no_progress,
+) -> Tensor:
+    """The steepest slopes found in a model in eval mode: below its l2 Lipschitz constants, but for rounding.
+
+    Args:
+        model: any model that `lipcert.trace` accepts. It is climbed in its own precision and judged in float64.
+        input_shape: shape of one input, without the batch axis.
+        target: "network" gives (), "per-class" (K,), "last-layer" and "pairwise" both (K, K), of logit differences.
+        samples: random inputs, from all over the input space, not only from where images are.
+        steps: of the ascent from each of them; 0 for random inputs only.
+        seed: of the inputs.
+        progress: called with what is being done and the fraction done.
+    """
+    check_choice("target", target, TARGETS)
+    if samples < 1 or steps < 0:
+        raise OptionError(f"samples is {samples} and steps is {steps}, expected samples ≥ 1 and steps ≥ 0")
+    check_finite(model)
+    network = trace(model, input_shape)
+    climber = copy.deepcopy(model).requires_grad_(False)
+    exact = copy.deepcopy(climber).double()
+    classes = prod(network.output_shape) if target == "network" else network.classes
+    generator = torch.Generator().manual_seed(seed)
+    best: Tensor | None = None
+    count = max(1, min(samples, _ENTRIES // (classes * prod(input_shape))))
+    for first in range(0, samples, count):
+        size = min(count, samples - first)
+        x, radius = _first_points(size, input_shape, generator)
+        rows = None if target == "network" else _rows(first, size, classes, target)
+        x, radius = (tensor.to(network.device, network.dtype) for tensor in (x, radius))
+        for done, points in _climb(climber, x, radius, rows, steps, generator):
+            found = _norms(_jacobians(exact, points.double()), target)
+            best = found if best is None else torch.maximum(best, found)
+            progress("slopes", (first + size * done) / samples)
+    assert best is not None
+    return best.cpu()
+
+
+def _first_points(count: int, shape: tuple[int, ...], generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Gaussian points of many magnitudes, and the lengths of their segments: the typical distance between two."""
+    low, high = _SCALES
+    scale = 10.0 ** (low + (high - low) * torch.rand(count, *(1,) * len(shape), generator=generator).double())
+    return scale * torch.randn(count, *shape, generator=generator).double(), scale * sqrt(2 * prod(shape))
+
+
+def _rows(first: int, count: int, classes: int, target: str) -> Tensor:
+    """(count, K): the weights of the logits that each point is to make steep; the points take turns."""
+    index = torch.arange(first, first + count)
+    unit = torch.eye(classes, dtype=torch.float64)
+    if target == "per-class":
+        return unit[index % classes]
+    pairs = torch.triu_indices(classes, classes, offset=1)
+    if pairs.shape[1] == 0:
+        return unit[index % classes]
+    a, b = pairs[:, index % pairs.shape[1]]
+    return unit[a] - unit[b]
+
+
+def _climb(
+    model: nn.Module, x: Tensor, radius: Tensor, rows: Tensor | None, steps: int, generator: torch.Generator
+) -> Iterator[tuple[float, Tensor]]:
+    """The fraction done and points, at first and from time to time."""
+    yield 0.0, x
+    direction = _unit(torch.randn(x.shape, generator=generator).to(x))
+    stops = {round(steps * (k + 1) / _ROUNDS) for k in range(_ROUNDS)}
+    for step in range(1, steps + 1):
+        half = 0.5 * radius * _SHRINK ** ((step - 1) / steps) * direction
+        ends = torch.cat([x + half, x - half]).requires_grad_()
+        with torch.enable_grad():
+            upper, lower = model(ends).flatten(1).chunk(2)
+            rise = upper - lower
+            slope = rise.square().sum() / 2 if rows is None else (rise * rows.to(rise)).sum()
+            (gradient,) = torch.autograd.grad(slope, ends)
+        up, down = gradient.chunk(2)
+        direction = _unit(up - down)  # the chunks have opposite signs, so this is the sum of the two gradients
+        x = x + _STRIDE * 2 * half.flatten(1).norm(dim=1).reshape(radius.shape) * _unit(up + down)
+        if step in stops:
+            yield step / steps, torch.cat([x, ends.detach()[: len(x)]])
+
+
+def _unit(x: Tensor) -> Tensor:
+    """Every entry of the batch divided by its norm; zero where that is zero."""
+    norm = x.flatten(1).norm(dim=1).reshape(-1, *(1,) * (x.dim() - 1))
+    return torch.where(norm > 0, x / norm, 0.0)
+
+
+def _jacobians(model: nn.Module, x: Tensor) -> Tensor:
+    """(points, outputs, inputs)."""
+    x = x.detach().requires_grad_()
+    with torch.enable_grad():
+        outputs = model(x).flatten(1)
+        rows = [torch.autograd.grad(z.sum(), x, retain_graph=True)[0].flatten(1) for z in outputs.unbind(1)]
+    return torch.stack(rows, 1)
+
+
+def _norms(jacobians: Tensor, target: str) -> Tensor:
+    """The largest norms over all points."""
+    if target == "network":
+        largest: Tensor = torch.linalg.matrix_norm(jacobians, 2).max()
+        return largest
+    norms = class_norms if target == "per-class" else pair_norms
+    return torch.stack([norms(jacobian) for jacobian in jacobians]).amax(0)
