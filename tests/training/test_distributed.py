@@ -19,7 +19,8 @@ def free_port() -> int:
 
 def test_two_processes_end_where_one_does(tmp_path):
     """Three batches of 479 and one of a single digit, of which the second process gets nothing."""
-    config = tiny("model=2C2F", "batch_size=479", "augmentation.translate=0.1", "clip_norm=1", "checkpoint_seconds=0")
+    options = ("model=2C2F", "batch_size=479", "augmentation.translate=0.1", "clip_norm=1", "checkpoint_seconds=0")
+    config = tiny(*options, "estimator.method=rescaled")
     lipcert.train(config, tmp_path / "one")
     (tmp_path / "digits.toml").write_text(config.to_toml())
     command = [

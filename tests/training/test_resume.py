@@ -1,6 +1,7 @@
 """A run that is killed at any moment and resumed ends with the same bits."""
 
 import importlib
+import json
 import multiprocessing
 import os
 import random
@@ -123,3 +124,22 @@ def test_the_command_line_resumes(uninterrupted, tmp_path):
     assert "certified at ε" in " ".join(done.stdout.split())
     assert f"run: {folder}" in done.stdout
     assert_same_run(folder, uninterrupted)
+
+
+def test_scales_continue_with_the_weights(tmp_path):
+    """Their values and Adam's moments are part of the checkpoint."""
+    config = tiny("estimator.method=rescaled", "checkpoint_seconds=0")
+    lipcert.train(config, tmp_path / "whole")
+
+    def interrupt(what: str, fraction: float, figures: str = "") -> None:
+        if fraction > 0.6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        lipcert.train(config, tmp_path / "parts", progress=interrupt)
+    resume(tmp_path / "parts")
+    assert_same_run(tmp_path / "parts", tmp_path / "whole")
+    state = load_file(tmp_path / "whole" / "checkpoint.safetensors")
+    assert state["estimator.scales.log_1"].abs().max() > 1e-3
+    assert "optimizer.estimator.scales.log_1.exp_avg" in state
+    assert json.loads((tmp_path / "whole" / "summary.json").read_text())["method"] == "rescaled"
