@@ -12,6 +12,8 @@ from torch import nn
 import lipcert
 from helpers import converged, examples, eye, jacobian, randn, reference
 from lipcert import zoo
+from lipcert.bounds.certified import promised_constants
+from lipcert.bounds.scales import FitOptions
 from lipcert.certificate.certify import Certifier
 from lipcert.errors import OptionError
 from lipcert.layers import RhoLipschitzConv2d, RhoLipschitzLinear, proof
@@ -449,3 +451,19 @@ def test_bad_sizes_are_refused():
         RhoLipschitzConv2d(2, 3, 2)
     with pytest.raises(OptionError, match="expected sizes of 1 or more"):
         RhoLipschitzLinear(3, 0)
+
+
+def test_promised_constants_and_the_best_of_all():
+    """∏√ρ between two dense layers; `best` is not above it where LipLT is."""
+    torch.manual_seed(0)
+    layers = [RhoLipschitzLinear(12, 12, rho=rho) for rho in (0.5, 1.0, 2.0, 1.0, 1.5, 1.0)]
+    model = nn.Sequential(nn.Linear(6, 12), *layers, nn.Linear(12, 3)).eval()
+    promised = promised_constants(model, (6,), ("network", "pairwise"))
+    first, last = (torch.linalg.matrix_norm(model[k].weight.double(), 2) for k in (0, -1))
+    assert float(promised["network"]) == pytest.approx(float(first * last) * 1.5**0.5, rel=1e-6)
+    liplt = lipcert.bound(model, (6,), "liplt", "network").value
+    best = lipcert.bound(model, (6,), "best", "network", fit=FitOptions(steps=5))
+    assert liplt > promised["network"]
+    assert best.value <= promised["network"] * (1 + 1e-9)
+    assert lipcert.estimate_sampled(model, (6,)) <= best.value * (1 + 1e-9)
+    assert promised_constants(nn.Sequential(nn.Linear(3, 2)), (3,), ("network",)) == {}

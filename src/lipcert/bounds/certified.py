@@ -150,6 +150,22 @@ def bound_targets(
     return {t: replace(b, facts=replace(b.facts, seconds=seconds)) for t, b in bounds.items()}
 
 
+def promised_constants(
+    model: nn.Module, input_shape: tuple[int, ...], targets: Sequence[str], progress: Progress = no_progress
+) -> dict[str, Tensor]:
+    """Guaranteed values that rest on what layers promise by construction, proved for their present weights.
+
+    Empty if the model has no such layers.
+    """
+    if not has_promises(model):
+        return {}
+    network = trace(copy.deepcopy(model).double(), input_shape, view="certified")
+    last = network.depth + ("network" in targets)
+    options = NormOptions(failure_probability=NormOptions().failure_probability / 2)
+    forms = [form(name, network, last, options, progress) for name in ("liplt", "naive")]
+    return {target: _numbers(forms, target, {}, progress).tails[0] for target in targets}
+
+
 @dataclass(frozen=True)
 class _Numbers:
     tails: Tensor

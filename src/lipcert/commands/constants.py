@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 from rich.table import Table
+from torch import Tensor
 
-from lipcert.bounds.certified import METHODS, bound_targets
+from lipcert.bounds.certified import METHODS, bound_targets, promised_constants
 from lipcert.bounds.estimator import METHODS as ESTIMATES
 from lipcert.bounds.estimator import Estimator
 from lipcert.bounds.sampled import estimate_sampled
@@ -24,6 +25,7 @@ ALL = "all"
 """The method that stands for all of them, with the sampled slopes as the floor."""
 QUICK = ("naive", "liplt")
 FLOOR = "sampled"
+PROMISED = "promised"
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ def constants(
         else:
             rows += [_estimate(loaded, method, target, iterations, progress) for target in chosen]
     if everything:
-        return rows + list(_floor(loaded, chosen, progress))
+        return rows + list(_promised(loaded, chosen, progress)) + list(_floor(loaded, chosen, progress))
     return sorted(rows, key=lambda row: chosen.index(row.target))
 
 
@@ -88,14 +90,25 @@ def _estimate(loaded: LoadedModel, method: str, target: str, iterations: int, pr
     return Constant(method, target, value, time.perf_counter() - began, "estimate")
 
 
+def _promised(loaded: LoadedModel, targets: Sequence[str], progress: Report) -> Iterator[Constant]:
+    """What layers that are Lipschitz by construction promise, if there are any."""
+    began = time.perf_counter()
+    values = promised_constants(loaded.model, loaded.input_shape, targets, progress)
+    for target, value in values.items():
+        yield Constant(PROMISED, target, _mean(value), time.perf_counter() - began, "by construction, proved")
+
+
+def _mean(value: Tensor) -> float:
+    count = value.numel() - (len(value) if value.dim() == 2 else 0)  # the diagonal is zero
+    return float(value.sum()) / max(count, 1)
+
+
 def _floor(loaded: LoadedModel, targets: Sequence[str], progress: Report) -> Iterator[Constant]:
     """The steepest slopes found: no bound can be smaller."""
     for target in targets:
         began = time.perf_counter()
         value = estimate_sampled(loaded.model, loaded.input_shape, target, progress=progress)
-        count = value.numel() - (len(value) if value.dim() == 2 else 0)  # the diagonal is zero
-        mean = float(value.sum()) / max(count, 1)
-        yield Constant(FLOOR, target, mean, time.perf_counter() - began, "from below")
+        yield Constant(FLOOR, target, _mean(value), time.perf_counter() - began, "from below")
 
 
 def overview_table(loaded: LoadedModel, rows: Sequence[Constant]) -> Table:
