@@ -5,7 +5,7 @@ from torch import nn
 
 import lipcert
 from lipcert.network.sweep import Sweep
-from lipcert.norms.estimate import Rotation, _Search, random_vectors
+from lipcert.norms.estimate import Rotation, random_vectors
 
 
 def chain(depth, width=6, seed=0):
@@ -77,18 +77,3 @@ def test_pairs_that_begin_later_than_others_do_not_disturb_them():
         reference = lipcert.Estimator(model.double(), (6,), target="network", power_iterations=200)()
         assert torch.allclose(values[-1].double(), reference.detach(), rtol=1e-4)
         assert (values <= values[-1] * (1 + 1e-4)).all()
-
-
-def test_a_pair_that_begins_while_others_go_on():
-    generator = torch.Generator().manual_seed(0)
-    x = torch.nn.functional.normalize(torch.randn(2, 5, generator=generator))
-    search = _Search(x)
-    search.image = torch.stack([torch.randn(5, generator=generator), torch.zeros(5)])
-    probe = search.probe()
-    assert torch.equal(probe[1], x[1])
-    image = torch.randn(2, 5, generator=generator) * torch.tensor([[1.0], [1e30]])
-    search.advance(image)
-    assert torch.equal(search.image[1], image[1])
-    assert torch.equal(search.x[1], x[1])
-    assert torch.isfinite(search.x).all()
-    assert torch.isclose(search.x[0].norm(), torch.tensor(1.0))

@@ -8,7 +8,7 @@ from math import inf
 import torch
 from torch import Tensor
 
-from lipcert.network.sweep import Sweep
+from lipcert.network.sweep import Pair, Sweep
 
 Vectors = dict[int, Tensor]
 """For each start site, one row per pair that begins there."""
@@ -47,10 +47,13 @@ class Rotation:
         last = max((j for j, _ in sweep.pairs), default=0)
         turns = [{p for p, stride in strides.items() if (turn + sum(p)) % stride == 0} for turn in range(period)]
         self._phases = [sweep] if period == 1 else [Sweep(sweep.network, passing, last, only=turn) for turn in turns]
-        self._rows = [
-            {i: torch.tensor([sweep.starts[i].index(pair) for pair in pairs]) for i, pairs in phase.starts.items()}
-            for phase in self._phases
-        ]
+        self._groups: dict[int, list[list[Pair]]] = {}  # pairs of a start site that take part at the same times
+        for i, pairs in sweep.starts.items():
+            together: dict[tuple[bool, ...], list[Pair]] = {}
+            for pair in pairs:
+                together.setdefault(tuple(pair in turn for turn in turns), []).append(pair)
+            self._groups[i] = list(together.values())
+        self._starts = sweep.starts
 
     @property
     def period(self) -> int:
@@ -60,72 +63,92 @@ class Rotation:
     @torch.no_grad()
     def iterate(self, vectors: Vectors, centres: Sequence[float | Tensor], iterations: int, turn: int = 0) -> Vectors:
         """Iterations from the given turn on; vectors of pairs that wait, and rows that B maps to zero, stay."""
-        searches = {i: _Search(x) for i, x in vectors.items()}
+        searches = {
+            i: [_Search(part) for part in _split(vectors[i], self._starts[i], groups)]
+            for i, groups in self._groups.items()
+        }
         for k in range(turn, turn + iterations):
-            phase, rows = self._phases[k % self.period], self._rows[k % self.period]
-            chosen = {i: searches[i].take(index if self.period > 1 else None) for i, index in rows.items()}
-            ends = phase.forward({i: search.probe() for i, search in chosen.items()}, centres)
-            for i, image in phase.adjoint(ends, centres).items():
-                chosen[i].advance(image)
-                searches[i].put(rows[i] if self.period > 1 else None, chosen[i])
-        return {i: search.result() for i, search in searches.items()}
+            phase = self._phases[k % self.period]
+            active = {
+                i: [g for g, group in enumerate(self._groups[i]) if group[0] in rows]
+                for i, rows in phase.starts.items()
+            }
+            probes = {
+                i: _join([searches[i][g].probe() for g in active[i]], [self._groups[i][g] for g in active[i]], rows)
+                for i, rows in phase.starts.items()
+            }
+            for i, image in phase.adjoint(phase.forward(probes, centres), centres).items():
+                parts = _split(image, phase.starts[i], [self._groups[i][g] for g in active[i]])
+                for g, part in zip(active[i], parts, strict=True):
+                    searches[i][g].advance(part)
+        return {
+            i: _join([search.result() for search in searches[i]], groups, self._starts[i])
+            for i, groups in self._groups.items()
+        }
 
 
 class _Search:
-    """Vectors x of one start site, with Ax, the last direction and its image; zeros as long as they are not known."""
+    """Vectors x that move together, with Ax, the last step p and Ap, as far as they are known."""
 
     def __init__(self, x: Tensor) -> None:
         self.x = x
-        self.image, self.direction, self.direction_image = (torch.zeros_like(x) for _ in range(3))
-
-    def take(self, rows: Tensor | None) -> _Search:
-        if rows is None:
-            return self
-        rows = rows.to(self.x.device)
-        part = _Search(self.x[rows])
-        part.image, part.direction = self.image[rows], self.direction[rows]
-        part.direction_image = self.direction_image[rows]
-        return part
-
-    def put(self, rows: Tensor | None, part: _Search) -> None:
-        if rows is None:
-            return
-        rows = rows.to(self.x.device)
-        for name in ("x", "image", "direction", "direction_image"):
-            setattr(self, name, getattr(self, name).index_copy(0, rows, getattr(part, name)))
+        self.image: Tensor | None = None
+        self.step: tuple[Tensor, Tensor] | None = None
 
     def probe(self) -> Tensor:
-        """What A is to be applied to next: the residual of x or, while its image is not known, x itself."""
-        self._new = row_norms(self.image, keepdim=True) == 0
-        self._residual = unit_rows(self.image - _dots(self.x, self.image) * self.x)
-        return torch.where(self._new, self.x, self._residual)
+        """What A is to be applied to next: the residual r of x, or x itself while its image is not known."""
+        if self.image is None:
+            return self.x
+        self.squares = _dots(self.x, self.x)
+        self.theta = _dots(self.x, self.image) / self.squares
+        residual = torch.addcmul(self.image, _wide(self.theta, self.x), self.x, value=-1)
+        length = row_norms(residual)
+        significant = length > _NOISE[length.dtype] / 16 * self.theta  # what is smaller is noise
+        self.length = torch.where(significant, length, torch.zeros_like(length))
+        self.residual = residual / _wide(torch.where(significant, length, torch.inf), residual)
+        return self.residual
 
     def advance(self, image: Tensor) -> None:
-        """Take in the image of the probe: the best vector in the span of x, residual and direction becomes x."""
-        if bool(self._new.all()):
+        """Take in the image of the probe: the best vector in the span of x, r and p becomes x.
+
+        Ax = θx + |Ax − θx|·r, so that ⟨y, Ax⟩ follows from ⟨y, x⟩ and ⟨y, r⟩.
+        """
+        if self.image is None:
             self.image = image
+            if self.x.stride() != image.stride():  # one memory format for all
+                self.x = torch.empty_like(image).copy_(self.x)
             return
-        known = torch.where(self._new, torch.zeros_like(image), image)
-        basis, images = [self.x, self._residual, self.direction], [self.image, known, self.direction_image]
-        weights = _best_combination(basis, images)
-        first, *others = (weights[:, k].reshape(-1, *(1,) * (self.x.dim() - 1)) for k in range(3))
-        direction = others[0] * basis[1] + others[1] * basis[2]
-        direction_image = others[0] * images[1] + others[1] * images[2]
-        x, moved = first * self.x + direction, first * self.image + direction_image
-        scale = row_norms(x, keepdim=True)
-        length = row_norms(direction, keepdim=True)
-        length = torch.where(length > _NOISE[x.dtype], length, torch.inf)  # a shorter step is forgotten
-        self.direction, self.direction_image = direction / length, direction_image / length
-        self.x, self.image = torch.where(self._new, self.x, x / scale), torch.where(self._new, image, moved / scale)
+        x, r, theta, length = self.x, self.residual, self.theta, self.length
+        rr, xr = (length > 0).to(x.dtype), _dots(x, r)
+        xar = theta * xr + length * rr
+        inner, forms = [[self.squares, xr], [xr, rr]], [[theta * self.squares, xar], [xar, _dots(r, image)]]
+        if self.step is not None:
+            p, p_image = self.step
+            size = row_norms(p)
+            unit = torch.where(size > _NOISE[x.dtype], size, torch.inf).reciprocal()  # a shorter step is forgotten
+            xp, rp, par = (unit * dots for dots in (_dots(x, p), _dots(r, p), _dots(p, image)))
+            xap = theta * xp + length * rp
+            inner = [[*inner[0], xp], [*inner[1], rp], [xp, rp, (unit > 0).to(x.dtype)]]
+            forms = [[*forms[0], xap], [*forms[1], par], [xap, par, unit * unit * _dots(p, p_image)]]
+        weights = _best_combination(_matrix(inner), _matrix(forms))
+        weights = torch.where((theta > 0)[:, None], weights, torch.zeros_like(weights))
+        first = torch.where(theta > 0, weights[:, 0], torch.ones_like(theta))
+        step, step_image = (_wide(weights[:, 1], r) * y for y in (r, image))
+        if self.step is not None:
+            share = _wide(weights[:, 2] * unit, r)
+            step, step_image = torch.addcmul(step, share, p), torch.addcmul(step_image, share, p_image)
+        self.step = step, step_image
+        self.x = torch.addcmul(step, _wide(first, x), x)
+        self.image = torch.addcmul(step_image, _wide(first, x), self.image)
 
     def result(self) -> Tensor:
         """One more power step, for the image is known."""
-        return unit_rows(self.image, fallback=self.x)
+        return self.x if self.image is None else unit_rows(self.image, fallback=self.x)
 
 
-def _best_combination(basis: list[Tensor], images: list[Tensor]) -> Tensor:
-    """(rows, 3): the weights of the unit combination of the basis that A stretches most (Rayleigh–Ritz)."""
-    inner, forms = (torch.nan_to_num(_inner(basis, side), posinf=0.0, neginf=0.0) for side in (basis, images))
+def _best_combination(inner: Tensor, forms: Tensor) -> Tensor:
+    """(rows, k): weights w with wᵀ(inner)w = 1 and the largest wᵀ(forms)w (Rayleigh–Ritz)."""
+    inner, forms = (torch.nan_to_num(matrix, posinf=0.0, neginf=0.0) for matrix in (inner, forms))
     values, axes = torch.linalg.eigh(inner)
     independent = values > _NOISE[values.dtype]  # directions that hardly differ from others carry more noise than gain
     whitening = axes * torch.where(independent, values, torch.inf).rsqrt()[:, None, :]
@@ -136,21 +159,37 @@ def _best_combination(basis: list[Tensor], images: list[Tensor]) -> Tensor:
     return weights
 
 
-def _inner(left: list[Tensor], right: list[Tensor]) -> Tensor:
-    """(rows, 3, 3): the inner products of three vectors with three others, for every row."""
-    channels_last = left[0].dim() == 4 and left[0].is_contiguous(memory_format=torch.channels_last)
-    a, b = (
-        torch.stack([x.permute(0, 2, 3, 1) if channels_last else x for x in side], 1).flatten(2)
-        for side in (left, right)
-    )
-    products: Tensor = a @ b.mT
-    return products
+def _matrix(rows: list[list[Tensor]]) -> Tensor:
+    """(n, k, k) from k × k tensors of shape (n,)."""
+    return torch.stack([torch.stack(row, 1) for row in rows], 1)
+
+
+def _wide(values: Tensor, like: Tensor) -> Tensor:
+    """One value per row, in a shape that broadcasts over rows."""
+    return values.reshape(-1, *(1,) * (like.dim() - 1))
 
 
 def _dots(x: Tensor, y: Tensor) -> Tensor:
-    """The inner products of corresponding rows, in a shape that broadcasts over them."""
-    dots: Tensor = (x * y).sum(tuple(range(1, x.dim())), keepdim=True)
-    return dots
+    """(rows,): the inner products of corresponding rows."""
+    if x.stride() == y.stride():
+        return torch.einsum("rn,rn->r", flat_rows(x), flat_rows(y))
+    return (x * y).flatten(1).sum(1)
+
+
+def _split(rows: Tensor, pairs: Sequence[Pair], groups: Sequence[Sequence[Pair]]) -> list[Tensor]:
+    """The rows of some groups of pairs, from those of all `pairs`."""
+    if len(groups) == 1 and list(groups[0]) == list(pairs):
+        return [rows]
+    index = {pair: k for k, pair in enumerate(pairs)}
+    return [torch.cat([rows[index[pair] : index[pair] + 1] for pair in group]) for group in groups]
+
+
+def _join(parts: Sequence[Tensor], groups: Sequence[Sequence[Pair]], pairs: Sequence[Pair]) -> Tensor:
+    """The rows of all `pairs` from those of groups of them."""
+    if len(parts) == 1 and list(groups[0]) == list(pairs):
+        return parts[0]
+    found = {pair: part[k : k + 1] for part, group in zip(parts, groups, strict=True) for k, pair in enumerate(group)}
+    return torch.cat([found[pair] for pair in pairs])
 
 
 def estimate_norms(sweep: Sweep, vectors: Vectors, centres: Sequence[float | Tensor]) -> Tensor:
