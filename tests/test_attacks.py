@@ -166,3 +166,21 @@ def test_cross_check_on_mnist(tmp_path):
         certify(tmp_path / "wrong")
     assert (tmp_path / "wrong" / "violation.safetensors").exists()
     assert not (tmp_path / "wrong" / "summary.json").exists()
+
+
+@pytest.mark.parametrize("factor", [1e-4, 1e4])
+def test_attacks_do_not_depend_on_the_scale_of_the_logits(factor):
+    """A softmax of large logits has no gradient."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 4)).eval()
+    x = torch.rand(60, 20)
+    classes = model(x).argmax(1)
+    expected = attacks.pgd(model, x, classes, 0.5, steps=20, restarts=1).success
+    nearest = attacks.minimum_norm(model, x, classes, steps=40).distance
+    with torch.no_grad():
+        model[2].weight *= factor
+        model[2].bias *= factor
+    found = attacks.pgd(model, x, classes, 0.5, steps=20, restarts=1).success
+    assert 0 < int(expected.sum()) < 60
+    assert int((found != expected).sum()) <= 2
+    assert float(attacks.minimum_norm(model, x, classes, steps=40).distance.mean()) < 1.05 * float(nearest.mean())

@@ -84,6 +84,23 @@ def minimum_norm(
     return _run(partial(attack, epsilons=None), model, x, classes, pixels, nothing)
 
 
+class _Tempered(nn.Module):
+    """The model with logits divided such that their typical margin is at most 10: softmax has no gradient at larger."""
+
+    def __init__(self, model: nn.Module, x: Tensor) -> None:
+        super().__init__()
+        self.model = model
+        with torch.no_grad():
+            logits = model(x)
+            margins = logits.topk(min(2, logits.shape[1]), dim=1).values
+            margin = float((margins[:, 0] - margins[:, -1]).median())
+        self.scale = max(1.0, margin / 10) if margin < torch.inf else 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.model(x)
+        return logits / self.scale
+
+
 def _run(
     attack: Callable[..., Any],
     model: nn.Module,
@@ -100,7 +117,10 @@ def _run(
     left = (~best.success).nonzero().flatten()
     if len(left) == 0:
         return best
-    candidate: Tensor = attack(PyTorchModel(model, bounds=pixels, device=x.device), x[left], classes[left])[1].detach()
+    tempered = _Tempered(model, x[left]).eval()
+    candidate: Tensor = attack(PyTorchModel(tempered, bounds=pixels, device=x.device), x[left], classes[left])[
+        1
+    ].detach()
     with torch.no_grad():
         changed = model(candidate).argmax(1) != classes[left]
     distance = torch.linalg.vector_norm((candidate.double() - x[left].double()).flatten(1), dim=1)
