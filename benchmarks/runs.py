@@ -1,6 +1,7 @@
-"""`python -m benchmarks.runs RUN NAME [CERTIFIED]`: what a training run reached, as benchmarks/results/run-NAME.json.
+"""`python -m benchmarks.runs NAME RUN [CERTIFIED…] [ATTACK.json]`: what a run reached, as results/run-NAME.json.
 
-RUN is the folder of `lipcert train`, CERTIFIED that of a later `lipcert certify --attack`, if there is one.
+RUN is the folder of `lipcert train`, CERTIFIED that of a later `lipcert certify`, ATTACK.json what
+`lipcert attack --json` printed; the last two if there are any.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from benchmarks.measure import RESULTS
 _POINTS = 40
 
 
-def collect(run: Path, certified: Path | None = None) -> dict[str, Any]:
+def collect(run: Path, later: list[Path]) -> dict[str, Any]:
     """The run's command and facts, its curve over the epochs (estimates) and over ε (guaranteed)."""
-    judged = certified or run
+    judged = next((path for path in later if path.is_dir()), run)
+    attacks = [json.loads(path.read_text()) for path in later if path.is_file()]
     summary = json.loads((judged / "summary.json").read_text())
     trained = json.loads((run / "summary.json").read_text())
     facts = json.loads((run / "environment.json").read_text())
@@ -33,6 +35,7 @@ def collect(run: Path, certified: Path | None = None) -> dict[str, Any]:
         "data": facts["data"]["title"],
         "training_seconds": trained["training_seconds"],
         "summary": summary,
+        "attacks": [{key: value for key, value in attack.items() if key != "model"} for attack in attacks],
         "by_epoch": [
             {key: record[key] for key in ("epoch", "clean", "estimated_certified", "estimated_mean_naive",
                                           "estimated_mean_liplt")}
@@ -56,7 +59,7 @@ def _curve(path: Path) -> list[dict[str, float]]:
 
 
 if __name__ == "__main__":
-    folders = [Path(argument) for argument in (sys.argv[1], *sys.argv[3:4])]
-    target = RESULTS / f"run-{sys.argv[2]}.json"
-    target.write_text(json.dumps(collect(*folders), indent=1, ensure_ascii=False) + "\n")
+    name, folder, *others = sys.argv[1:]
+    target = RESULTS / f"run-{name}.json"
+    target.write_text(json.dumps(collect(Path(folder), [Path(other) for other in others]), indent=1) + "\n")
     print(target)

@@ -150,7 +150,7 @@ def test_scales_have_the_grain_of_their_site():
 def test_the_gradient_with_respect_to_scales(name):
     """Against finite differences of the converged estimate."""
     model, shape = MODELS[name]
-    estimator = converged(model, shape, method="rescaled", target="pairwise")
+    estimator = converged(model, shape, method="rescaled", target="pairwise", accelerated=True)
     for parameter in estimator.scales.parameters():
         with torch.no_grad():
             parameter.copy_(0.3 * randn(*parameter.shape, seed=2))

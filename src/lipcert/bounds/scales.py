@@ -79,7 +79,7 @@ def fit_scales(
     to the end.
     """
     options = options or FitOptions()
-    scales, usual = estimator.scales, estimator.power_iterations
+    scales, usual, estimator.accelerated = estimator.scales, (estimator.power_iterations, estimator.accelerated), True
     if scales is None:
         raise OptionError("the estimator has no scales; use method='rescaled'")
 
@@ -101,7 +101,7 @@ def fit_scales(
         optimizer.step()
         progress((step + 1) / steps)
     last = float(value(_TO_THE_END).detach()) if steps else first
-    estimator.power_iterations = usual
+    estimator.power_iterations, estimator.accelerated = usual
     if not last < first:
         with torch.no_grad():
             for parameter, kept in zip(parameters, start, strict=True):

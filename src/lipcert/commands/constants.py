@@ -82,7 +82,7 @@ def _bounds(
 def _estimate(loaded: LoadedModel, method: str, target: str, iterations: int, progress: Report) -> Constant:
     progress(f"{method} {target}", 0.0)
     began = time.perf_counter()
-    estimator = Estimator(loaded.model, loaded.input_shape, method, target, iterations)
+    estimator = Estimator(loaded.model, loaded.input_shape, method, target, iterations, accelerated=True)
     if estimator.scales is not None:
         fit_scales(estimator, progress=lambda fraction: progress(f"{method} {target}", fraction))
     with torch.no_grad():

@@ -32,7 +32,7 @@ class Rotation:
 
     The first step of a pair is a power step, x ← Ax/‖Ax‖. The others move to the best vector in the span of x, the
     residual Ax − θx and the direction of the step before (locally optimal conjugate gradients, Knyazev 2001): each
-    costs one sweep like a power step, is never worse, and fewer are needed.
+    costs one sweep like a power step and some operations on vectors, is never worse, and fewer are needed.
 
     Far pairs take turns, so that the cost of an iteration grows with the depth of a network, not its square: those that
     span at most four sites take part in every iteration, those up to eight in every second, farther ones in every
@@ -61,10 +61,20 @@ class Rotation:
         return len(self._phases)
 
     @torch.no_grad()
-    def iterate(self, vectors: Vectors, centres: Sequence[float | Tensor], iterations: int, turn: int = 0) -> Vectors:
-        """Iterations from the given turn on; vectors of pairs that wait, and rows that B maps to zero, stay."""
+    def iterate(
+        self,
+        vectors: Vectors,
+        centres: Sequence[float | Tensor],
+        iterations: int,
+        turn: int = 0,
+        accelerated: bool = True,
+    ) -> Vectors:
+        """Iterations from the given turn on; vectors of pairs that wait, and rows that B maps to zero, stay.
+
+        Without acceleration, all are power steps.
+        """
         searches = {
-            i: [_Search(part) for part in _split(vectors[i], self._starts[i], groups)]
+            i: [_Search(part, accelerated) for part in _split(vectors[i], self._starts[i], groups)]
             for i, groups in self._groups.items()
         }
         for k in range(turn, turn + iterations):
@@ -90,8 +100,8 @@ class Rotation:
 class _Search:
     """Vectors x that move together, with Ax, the last step p and Ap, as far as they are known."""
 
-    def __init__(self, x: Tensor) -> None:
-        self.x = x
+    def __init__(self, x: Tensor, accelerated: bool) -> None:
+        self.x, self.accelerated = x, accelerated
         self.image: Tensor | None = None
         self.step: tuple[Tensor, Tensor] | None = None
 
@@ -113,6 +123,9 @@ class _Search:
 
         Ax = θx + |Ax − θx|·r, so that ⟨y, Ax⟩ follows from ⟨y, x⟩ and ⟨y, r⟩.
         """
+        if not self.accelerated:
+            self.x = unit_rows(image, fallback=self.x)
+            return
         if self.image is None:
             self.image = image
             if self.x.stride() != image.stride():  # one memory format for all

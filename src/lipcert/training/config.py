@@ -109,12 +109,14 @@ LossConfig = StandardLoss | CrmLoss | SignedRadiusLoss | GloroLoss | LmtLoss
 class EstimatorConfig(_Model):
     """How the constants of the loss are estimated.
 
+    accelerated: locally optimal conjugate gradients instead of power iteration.
     scale_lr: the learning rate of the scales of method "rescaled", as a multiple of that of the weights.
     """
 
     method: Annotated[str, _one_of(estimators.METHODS)] = "liplt"
     target: Annotated[str, _one_of(TARGETS)] = "pairwise"
     power_iterations: PositiveInt = 5
+    accelerated: bool = False
     scale_lr: Positive = 10.0
 
 

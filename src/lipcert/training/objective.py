@@ -43,7 +43,10 @@ def build_estimators(config: TrainConfig, model: nn.Module, dataset: Dataset) ->
         method: Estimator(model, shape, method, "pairwise", _MONITOR_ITERATIONS, seed=config.seed)
         for method in ("naive", "liplt")
     }
-    own = Estimator(model, shape, chosen.method, chosen.target, chosen.power_iterations, seed=config.seed)
+    own = Estimator(
+        model, shape, chosen.method, chosen.target, chosen.power_iterations,
+        seed=config.seed, accelerated=chosen.accelerated,
+    )  # fmt: skip
     return {"estimator": own, **estimators}
 
 
