@@ -85,7 +85,7 @@ def test_any_centres_are_the_recursion_by_hand(seed, spread, leak):
 def test_estimates_with_any_parameters_are_estimates_of_the_shifted_network(name):
     """Of every kind of network; the shifts are zero at first, which is LipLT."""
     model, shape = MODELS[name]
-    estimator = ShiftedEstimator(model, shape, "rescaled", "network", 40)
+    estimator = ShiftedEstimator(model, shape, "rescaled", "network", 40, accelerated=True)
     scales = estimator.scales
     assert estimator().item() == pytest.approx(reference(model, shape).item(), rel=1e-5)
     for site in scales.shifted_sites():
