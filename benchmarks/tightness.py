@@ -311,7 +311,7 @@ def _plot(networks: Sequence[Figures]) -> None:
     try:
         import matplotlib as mpl
     except ImportError:
-        print("no plot: pip install 'lipcert[plot]'")
+        print("no plot: matplotlib is missing")
         return
     mpl.use("Agg")
     from matplotlib import pyplot as plt

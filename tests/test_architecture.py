@@ -9,8 +9,8 @@ import lipcert
 
 SOURCE = Path(lipcert.__file__).parent
 ORDER = [
-    "errors", "files", "network", "norms", "bounds", "certificate", "losses", "layers", "data", "attacks", "zoo",
-    "loading", "training", "report", "commands", "cli",
+    "errors", "files", "figures", "network", "norms", "bounds", "certificate", "losses", "layers", "data", "attacks",
+    "zoo", "loading", "training", "report", "reproduce", "commands", "cli",
 ]  # fmt: skip
 FILES = sorted(SOURCE.rglob("*.py"))
 
