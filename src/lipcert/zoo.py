@@ -218,6 +218,7 @@ ZOO: dict[str, Architecture] = {
         _mlp(2048),
         _mlp(1024, 1024),
         _mlp(1024, kind="maxmin", activation=MaxMin),
+        _mlp(512, 512, kind="maxmin", activation=MaxMin),
         _rho_mlp("rho-mlp", 64, 2, _DIGITS),
         _rho_mlp("rho-mlp-256", 256, 4, _MNIST),
         Architecture("rho-conv", _MNIST, 10, lambda shape, count: rho_conv(_2C, 1, 128, "sll", shape, count)),

@@ -237,3 +237,16 @@ def test_refusals():
         fit_scales(lipcert.Estimator(model, (4,)))
     with pytest.raises(OptionError, match="expected steps ≥ 0, iterations ≥ 1 and lr > 0"):
         replace(FitOptions(), lr=0.0)
+
+
+def test_scales_that_were_learned_are_a_start():
+    """A bound that begins with them is as small as they make it, without a step of fitting."""
+    model = dense_chain(6, 20, 20, 5)
+    estimator = lipcert.Estimator(model, (6,), "rescaled", power_iterations=50)
+    fit_scales(estimator, FitOptions(steps=60))
+    start = estimator.scales.state_dict()
+    assert max(float(log.abs().max()) for log in start.values()) > 0.05
+    begun = lipcert.bound(model, (6,), "rescaled", fit=FitOptions(steps=0, start=start))
+    plain = lipcert.bound(model, (6,), "rescaled", fit=FitOptions(steps=0))
+    assert begun.mean == pytest.approx(float(estimator.estimate().contributions.detach().sum()), rel=1e-3)
+    assert begun.mean < plain.mean

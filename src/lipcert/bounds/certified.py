@@ -70,6 +70,7 @@ def stored_bound(
     path: str | Path,
     progress: Progress = no_progress,
     method: str = "liplt",
+    fit: FitOptions | None = None,
 ) -> Bound:
     """The bound that was saved at `path`, if it belongs to the model; otherwise a new one, saved there."""
     try:
@@ -79,7 +80,7 @@ def stored_bound(
             return found
     except BoundError:
         pass
-    found = bound(model, input_shape, method, progress=progress)
+    found = bound(model, input_shape, method, fit=fit, progress=progress)
     found.save(path)
     return found
 

@@ -139,8 +139,10 @@ def found_scales(
     """Diagonals by the names of their sites, fitted to the weights of a copy of the model."""
     copied = copy.deepcopy(model).requires_grad_(False)
     estimator = Estimator(copied, input_shape, "rescaled", target, per_neuron=options.per_neuron)
-    fit_scales(estimator, options, lambda fraction: progress("coordinates", fraction))
     assert estimator.scales is not None
+    if options.start is not None:
+        estimator.scales.load_state_dict(options.start)
+    fit_scales(estimator, options, lambda fraction: progress("coordinates", fraction))
     names = site_names(estimator.network)
     return {names[k]: estimator.scales.diagonal(k).detach().double().cpu() for k in estimator.scales.sites()}
 

@@ -6,8 +6,8 @@ coordinate. The best diagonals are found by gradient descent on their logarithms
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -56,7 +56,8 @@ class FitOptions:
     """How scales are found: steps of Adam with a falling learning rate, `iterations` of the norms in each.
 
     pair: the two classes whose constant is to be small, instead of the mean. per_neuron: scale every entry of a
-    convolutional site on its own, not only every channel.
+    convolutional site on its own, not only every channel. start: the state of the scales to begin with, such as those
+    that an `Estimator` has learned (`estimator.scales.state_dict()`), instead of the identity.
     """
 
     steps: int = 150
@@ -64,6 +65,7 @@ class FitOptions:
     iterations: int = 6
     pair: tuple[int, int] | None = None
     per_neuron: bool = False
+    start: Mapping[str, Tensor] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.steps < 0 or self.iterations < 1 or not self.lr > 0:
