@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DOCS := $(VENV)/.docs
 # Two test workers with one thread each are faster than one worker with two threads.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
@@ -17,7 +18,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,sdp]'
 	touch $@
 
-demo: $(READY)   ## set up, train on the embedded digits, certify
+demo: $(READY)   ## set up, train on the embedded digits, certify, report
 	$(BIN)/lipcert train
 
 lint: $(READY)   ## ruff and mypy
@@ -34,7 +35,12 @@ test-full: $(READY)   ## the property tests at full length
 bench: $(READY)  ## speed and memory, as ratios measured side by side
 	$(BIN)/python -m benchmarks
 
-docs: $(READY)   ## check the documentation: every code block runs
+$(DOCS): $(READY)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
+docs: $(DOCS)    ## build the documentation in build/docs; its code and commands run
+	$(TEST_ENV) $(BIN)/sphinx-build -W --keep-going -q -d build/doctrees docs build/docs
 	$(TEST_ENV) $(BIN)/pytest tests/test_docs.py
 
 clean:           ## remove the environment and caches

@@ -8,9 +8,10 @@ import torch
 from rich.table import Table
 
 import lipcert
-from benchmarks.measure import own_peak, side_by_side
+from benchmarks.measure import own_peak
 from lipcert import zoo
 from lipcert.certificate import Certifier
+from lipcert.reproduce.timing import side_by_side
 
 MINUTES = {"4C3F": 3, "6C2F": 3, "8C2F": 20}
 INPUTS = 10_000

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import log
-from statistics import correlation, linear_regression
 
 import torch
 import torch.nn.functional as F
 from rich.table import Table
 
-from benchmarks.measure import peak_memory, side_by_side
-from lipcert import Estimator, losses, zoo
+from benchmarks.measure import peak_memory
+from lipcert import Estimator, zoo
+from lipcert.reproduce.timing import TrainingStep, depth, growth, side_by_side
 
 BATCH = 512
 LIMITS = {("4C3F", 10): 0.30, ("6C2F", 5): 0.25, ("4C3F", 1): 0.12, ("6C2F", 1): 0.12}
@@ -75,7 +74,7 @@ def step_costs(repeats: int) -> tuple[list[dict[str, object]], Table]:
 
 def depth_growth(repeats: int) -> tuple[dict[str, object], Table]:
     """Time over the depth family, with 1 and with 5 iterations: the exponent of a power law, and how straight it is."""
-    layers = {name: sum(p.dim() > 1 for p in zoo.build(name, seed=0).parameters()) for name in zoo.DEPTH_FAMILY}
+    layers = {name: depth(name) for name in zoo.DEPTH_FAMILY}
     functions = {f"{name} {k}": estimate(name, k) for name in layers for k in (1, 5)}
     seconds = side_by_side(functions, repeats)
     table = Table("network", "layers", "1 iteration: ms", "per layer", "5 iterations: ms", "per layer")
@@ -86,10 +85,9 @@ def depth_growth(repeats: int) -> tuple[dict[str, object], Table]:
     captions = []
     for k in (1, 5):
         counts, times = list(layers.values()), [seconds[f"{name} {k}"] for name in layers]
-        exponent = linear_regression([log(n) for n in counts], [log(t) for t in times]).slope
-        straight = correlation(counts, times) ** 2
-        figures[f"{k} iterations"] = {"exponent": exponent, "r2_of_straight_line": straight}
-        captions.append(f"{k} iterations: time ∝ layers^{exponent:.2f}, straight line R² {straight:.3f}")
+        figures[f"{k} iterations"] = fit = growth(counts, times)
+        law = f"time ∝ layers^{fit['exponent']:.2f}, straight line R² {fit['r2_of_straight_line']:.3f}"
+        captions.append(f"{k} iterations: {law}")
     table.title, table.caption = "Growth with depth", "; ".join(captions)
     return figures, table
 
@@ -107,30 +105,10 @@ def pairwise_cost(repeats: int) -> tuple[dict[str, object], Table]:
 TRAINING_LIMITS = {10: 1.35, 1: 1.20}
 
 
-def training_step(iterations: int | None) -> Callable[[], None]:
-    """A whole step of Adam on 4C3F with cross-entropy or, given power iterations, with CRM on pairwise LipLT."""
-    model = zoo.build("4C3F", seed=0).to(memory_format=torch.channels_last)
-    x = torch.rand(BATCH, 1, 28, 28).to(memory_format=torch.channels_last)
-    labels = torch.randint(0, 10, (BATCH,))
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
-    estimator = Estimator(model, (1, 28, 28), power_iterations=iterations) if iterations else None
-
-    def step() -> None:
-        logits = model(x)
-        if estimator is None:
-            loss = losses.standard(logits, labels).loss
-        else:
-            loss = losses.crm(logits, labels, estimator(), t=5.0, r0=2.2, weight=30.0).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-    return step
-
-
 def training_costs(repeats: int) -> tuple[dict[str, object], Table]:
     """What CRM adds to a training step, both in the memory format that training uses."""
-    functions = {"standard": training_step(None)} | {str(k): training_step(k) for k in TRAINING_LIMITS}
+    functions = {"standard": TrainingStep("4C3F", None, batch=BATCH)}
+    functions |= {str(k): TrainingStep("4C3F", "liplt", k, batch=BATCH) for k in TRAINING_LIMITS}
     seconds = side_by_side(functions, repeats)
     table = Table("step", "ms", "ratio", "limit", title=f"Training steps of 4C3F, batch {BATCH}, channels last")
     table.add_row("cross-entropy", f"{1e3 * seconds['standard']:.0f}", "1.00", "")

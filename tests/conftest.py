@@ -1,6 +1,7 @@
 """Settings of all tests: one thread, fixed seeds, hypothesis profiles."""
 
 import os
+import shutil
 
 import pytest
 import torch
@@ -20,19 +21,30 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
+NEEDS = {
+    "data": ("real-data tests", "set LIPCERT_DATA_DIR", lambda: bool(os.environ.get("LIPCERT_DATA_DIR"))),
+    "browser": (
+        "browser tests",
+        "install chromium and chromium-driver",
+        lambda: bool(shutil.which("chromium") and shutil.which("chromedriver")),
+    ),
+}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of real data sets need a folder that holds them."""
-    if os.environ.get("LIPCERT_DATA_DIR"):
-        return
+    """Tests of real data sets need a folder that holds them, tests of pages a browser."""
+    missing = {mark: remedy for mark, (_, remedy, there) in NEEDS.items() if not there()}
     for item in items:
-        if item.get_closest_marker("data"):
-            item.add_marker(pytest.mark.skip(reason="needs real data: set LIPCERT_DATA_DIR"))
+        for mark, remedy in missing.items():
+            if item.get_closest_marker(mark):
+                item.add_marker(pytest.mark.skip(reason=f"needs {mark}: {remedy}"))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say which real-data tests did not run."""
-    skipped = [report.nodeid for report in terminalreporter.stats.get("skipped", []) if "data" in report.keywords]
-    if skipped:
-        terminalreporter.section("real-data tests that did not run (set LIPCERT_DATA_DIR)")
-        for name in sorted(set(skipped)):
-            terminalreporter.write_line(name)
+    """Say which of these tests did not run."""
+    for mark, (what, remedy, _) in NEEDS.items():
+        skipped = [report.nodeid for report in terminalreporter.stats.get("skipped", []) if mark in report.keywords]
+        if skipped:
+            terminalreporter.section(f"{what} that did not run ({remedy})")
+            for name in sorted(set(skipped)):
+                terminalreporter.write_line(name)

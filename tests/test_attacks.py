@@ -105,7 +105,7 @@ def test_certificates_that_do_not_hold_are_an_error_with_the_input_saved(linear,
     with pytest.raises(
         CertificateViolation, match=r"certificate of input (\d+) does not hold: .* inside the radius"
     ) as e:
-        attacks.check_certificates(x, wrong, found, tmp_path, first=100)
+        attacks.check_certificates(x, wrong, found, tmp_path, torch.arange(100, 100 + len(x)))
     k = int(str(e.value).split("input ")[1].split()[0]) - 100
     saved = load_file(tmp_path / "violation.safetensors")
     assert torch.equal(saved["input"], x[k])

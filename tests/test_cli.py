@@ -158,7 +158,8 @@ def test_certify_writes_its_files_and_continues(run, weights, tmp_path, monkeypa
     for word in ("clean", "certified", "median radius", "0.1", "0.3", "deterministic; rounding included", "40 test"):
         assert word in " ".join(table.split())
     assert sorted(path.name for path in (tmp_path / "r").iterdir()) == [
-        "bound.json", "bound.safetensors", "certificates.csv", "certificates.origin.json", "summary.json",
+        "bound.json", "bound.safetensors", "certificates.csv", "certificates.origin.json", "constants.json",
+        "environment.json", "figures", "gallery.safetensors", "report.html", "summary.json", "table.md", "table.tex",
     ]  # fmt: skip
     first = (tmp_path / "r" / "certificates.csv").read_text()
     computed = []

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,18 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from lipcert.certificate.certify import Certificates
+from lipcert.data import Split
 from lipcert.errors import CertificateViolation, OptionError, TrainingModeError, check_choice
 from lipcert.files import replace_file
+from lipcert.norms.certified import Progress, no_progress
 
 PAPER_STEP = 0.001
 """The constant step of the paper's PGD evaluation."""
+_BEYOND = (-4.0, 5.0)
+"""Radii hold outside the range of pixels too: certificates are also judged there."""
+ON_SPHERE = 1e-6
+"""PGD ends on the sphere of radius ε, up to rounding."""
+_BATCH = 256
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,16 +138,18 @@ def _run(
 
 
 def check_certificates(
-    x: Tensor, certificates: Certificates, attacked: Attacked, folder: str | Path, first: int = 0
+    x: Tensor, certificates: Certificates, attacked: Attacked, folder: str | Path, index: Tensor | None = None
 ) -> None:
     """Refuse certificates that an attack contradicts: an input within the radius with another prediction.
 
-    The first such input is written to `folder`/violation.safetensors with what was found.
+    The first such input is written to `folder`/violation.safetensors with what was found. `index` holds the places of
+    the inputs in their data set, for the message.
     """
     inside = (attacked.distance.cpu() < certificates.radius).nonzero().flatten()
     if len(inside) == 0:
         return
     k = int(inside[0])
+    place = k if index is None else int(index[k])
     path = Path(folder) / "violation.safetensors"
     with replace_file(path) as temporary:
         save_file(
@@ -154,6 +163,60 @@ def check_certificates(
             temporary,
         )
     raise CertificateViolation(
-        f"the certificate of input {first + k} does not hold: an input at distance {float(attacked.distance[k]):.6g} "
+        f"the certificate of input {place} does not hold: an input at distance {float(attacked.distance[k]):.6g} "
         f"is classified differently, inside the radius {float(certificates.radius[k]):.6g}; it is saved in {path}"
+    )
+
+
+def cross_check(
+    model: nn.Module,
+    test: Split,
+    certificates: Certificates,
+    epsilons: Sequence[float],
+    folder: str | Path,
+    index: Tensor | None = None,
+    progress: Progress = no_progress,
+) -> Tensor:
+    """Distances of the closest images found with another prediction than the certified one; infinite where none was.
+
+    Attacks every input by DDN, and by PGD at each ε where DDN has found nothing that close; any success inside a
+    certified radius is an error (see `check_certificates`). Always begins from the same seed.
+    """
+    index = torch.arange(len(test)) if index is None else index
+    batches = -(-len(test) // _BATCH)
+    distances = []
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        for batch in range(batches):
+            some = slice(batch * _BATCH, (batch + 1) * _BATCH)
+            x, part, places = test.pixels(some), take(certificates, some), index[some]
+            check_certificates(x, part, minimum_norm(model, x, part.prediction, pixels=_BEYOND), folder, places)
+            closest = minimum_norm(model, x, part.prediction)
+            check_certificates(x, part, closest, folder, places)
+            distance = closest.distance.cpu()
+            for k, epsilon in enumerate(epsilons):
+                progress("attacking", (batch + (k + 1) / (len(epsilons) + 1)) / batches)
+                left = (~fooled(distance, epsilon)).nonzero().flatten()
+                if len(left):
+                    found = pgd(model, x[left], part.prediction[left], epsilon)
+                    check_certificates(x[left], take(part, left), found, folder, places[left])
+                    distance[left] = torch.minimum(distance[left], found.distance.cpu())
+            distances.append(distance)
+            progress("attacking", (batch + 1) / batches)
+    return torch.cat(distances)
+
+
+def fooled(distance: Tensor, epsilon: float) -> Tensor:
+    """Which inputs have an image with another prediction within ε, given the distances of those that were found."""
+    return distance <= epsilon * (1 + ON_SPHERE)
+
+
+def take(certificates: Certificates, index: slice | Tensor) -> Certificates:
+    """Some of the certificates."""
+    return replace(
+        certificates,
+        prediction=certificates.prediction[index],
+        margin=certificates.margin[index],
+        radius=certificates.radius[index],
+        label=certificates.label[index] if certificates.label is not None else None,
     )

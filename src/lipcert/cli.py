@@ -14,6 +14,8 @@ from rich.table import Table
 
 from lipcert.bounds.certified import METHODS
 from lipcert.commands import constants, evaluate
+from lipcert.commands import report as reports
+from lipcert.commands import reproduce as reproduction
 from lipcert.commands import train as training
 from lipcert.commands.progress import progress_bar
 from lipcert.errors import LipcertError, OptionError
@@ -93,7 +95,10 @@ def certify(
     loaded = load_model(model, weights=weights, input_shape=_shape(input_shape))
     with progress_bar(hidden=quiet or as_json) as progress:
         summary = evaluate.certify(loaded, data, data_dir, eps, out, attack=attack, limit=limit, progress=progress)
+    page, _ = reports.report([out], None, None)
     _show(summary, as_json)
+    if not as_json:
+        console.print(f"report: {page}", soft_wrap=True)
 
 
 @app.command()
@@ -135,17 +140,59 @@ def train(
     result = training.run(config, set_ or [], run_dir, data_dir, resume, quiet=quiet or as_json)
     if not training.is_first_process():
         return
+    page, _ = reports.report([result.folder], None, None)
     if as_json:
-        print(json.dumps({"folder": str(result.folder), **result.summary}, indent=2))
+        print(json.dumps({"folder": str(result.folder), "report": str(page), **result.summary}, indent=2))
         return
     console.print(training.results_table(result))
     console.print(f"run: {result.folder}", soft_wrap=True)
+    console.print(f"report: {page}", soft_wrap=True)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or that certify has written.")],
+    out: Annotated[Path | None, typer.Option(help="Where to write; default: the first run's folder.")] = None,
+    table: Annotated[str | None, typer.Option(help="Print the table of the runs: markdown or latex.")] = None,
+) -> None:
+    """A page on one run or several side by side, with figures and tables; nothing is computed again."""
+    page, text = reports.report(runs, out, table)
+    if text is not None:
+        print(text, end="")
+        return
+    console.print(f"report: {page}", soft_wrap=True)
 
 
 @app.command()
 def presets() -> None:
     """The configurations that come with lipcert."""
     console.print(training.presets_table())
+
+
+@app.command()
+def reproduce(
+    name: Annotated[str | None, typer.Argument(help="A table or figure; without it, the list.")] = None,
+    budget: Annotated[str, typer.Option(help="tiny (digits), hour (two cores) or paper (in full).")] = "tiny",
+    data_dir: DataDir = None,
+    out: Annotated[Path, typer.Option(help="Folder of results and of the runs they share.")] = Path("runs/reproduce"),
+    protocol: Annotated[str, typer.Option(help="lipcert, or authors: their PGD, CIFAR-10 in [-1, 1].")] = "lipcert",
+    epochs: Annotated[int | None, typer.Option(help="Of every run, instead of the budget's.")] = None,
+    show_list: Annotated[bool, typer.Option("--list", help="List all tables and figures.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Tables and figures of the paper, the published numbers beside ours. Continues where it stopped.
+
+    Exits with 1 if a configuration failed; the table says which and why.
+    """
+    if name is None or show_list:
+        console.print(reproduction.experiments_table())
+        return
+    with training.training_bar(hidden=quiet) as progress:
+        done = reproduction.run(name, budget, protocol, epochs, out, data_dir, progress)
+    console.print(reproduction.outcome_table(done))
+    console.print(f"results: {done.folder}", soft_wrap=True)
+    if done.failed:
+        raise typer.Exit(1)
 
 
 def _show(summary: evaluate.Summary, as_json: bool) -> None:

@@ -39,7 +39,7 @@ def small_parts(seed: int) -> Parts:
     for _ in range(2):
         (model(torch.randn(4, 2, 3, 3)).square().mean() + estimator().sum()).backward()
         optimizer.step()
-    return Parts(model, optimizer, {"estimator": estimator})
+    return Parts(model, [optimizer], {"estimator": estimator})
 
 
 def test_round_trip_restores_values_and_memory_formats(tmp_path):
@@ -54,7 +54,7 @@ def test_round_trip_restores_values_and_memory_formats(tmp_path):
     assert {name.split(".")[0] for name in expected} == {"model", "optimizer", "estimator"}
     assert all(torch.equal(expected[name], restored[name]) for name in expected)
     weight = target.model[0].weight
-    assert target.optimizer.state[weight]["exp_avg"].stride() == weight.stride()
+    assert target.optimizers[0].state[weight]["exp_avg"].stride() == weight.stride()
     assert list(tmp_path.iterdir()) == [path]
 
 

@@ -126,9 +126,10 @@ def test_the_command_line_resumes(uninterrupted, tmp_path):
     assert_same_run(folder, uninterrupted)
 
 
-def test_scales_continue_with_the_weights(tmp_path):
-    """Their values and Adam's moments are part of the checkpoint."""
-    config = tiny("estimator.method=rescaled", "checkpoint_seconds=0")
+@pytest.mark.parametrize("optimizer", ["adam", "muon"])
+def test_scales_continue_with_the_weights(tmp_path, optimizer):
+    """Their values and the optimizers' moments are part of the checkpoint."""
+    config = tiny("estimator.method=rescaled", f"optimizer.type={optimizer}", "checkpoint_seconds=0")
     lipcert.train(config, tmp_path / "whole")
 
     def interrupt(what: str, fraction: float, figures: str = "") -> None:
@@ -142,4 +143,5 @@ def test_scales_continue_with_the_weights(tmp_path):
     state = load_file(tmp_path / "whole" / "checkpoint.safetensors")
     assert state["estimator.scales.log_1"].abs().max() > 1e-3
     assert "optimizer.estimator.scales.log_1.exp_avg" in state
+    assert any(name.endswith("weight.momentum_buffer") for name in state) == (optimizer == "muon")
     assert json.loads((tmp_path / "whole" / "summary.json").read_text())["method"] == "rescaled"

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from runs import metrics, tiny, weights
+from torch import nn
 
 import lipcert
 from lipcert import data
@@ -15,6 +16,7 @@ from lipcert.training import loop, resume, run
 from lipcert.training.checkpoint import read_checkpoint
 from lipcert.training.loop import Training
 from lipcert.training.objective import objective
+from lipcert.training.optimizers import build_optimizers
 
 
 def test_crm_raises_certified_accuracy_above_the_standard_twin(tmp_path):
@@ -179,3 +181,23 @@ def test_tensorboard(tmp_path):
     pytest.importorskip("tensorboard")
     lipcert.train(tiny("tensorboard=true"), tmp_path)
     assert list((tmp_path / "tensorboard").glob("events*"))
+
+
+def test_muon_moves_the_matrices_of_dense_layers_and_adam_everything_else():
+    config = tiny("optimizer.type=muon", "estimator.method=rescaled", "estimator.scale_lr=7")
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 20), nn.ReLU(), nn.Linear(20, 10))
+    scales = [nn.Parameter(torch.zeros(20))]
+    adam, muon = build_optimizers(config, model, scales)
+    assert isinstance(adam, torch.optim.Adam)
+    assert isinstance(muon, torch.optim.Muon)
+    moved = [id(p) for group in muon.param_groups for p in group["params"]]
+    assert moved == [id(model[3].weight), id(model[5].weight)]
+    (rest, learned) = adam.param_groups
+    assert {id(p) for p in rest["params"]} == {id(p) for p in model.parameters()} - set(moved)
+    assert (learned["params"], learned["pace"], rest["pace"]) == (scales, 7.0, 1.0)
+
+
+def test_only_adam_without_muon():
+    (adam,) = build_optimizers(tiny(), nn.Linear(3, 2), [])
+    assert len(adam.param_groups) == 1
+    assert len(adam.param_groups[0]["params"]) == 2

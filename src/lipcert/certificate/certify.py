@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +17,18 @@ from lipcert.certificate.error_pass import ErrorPass, Execution, check_covered
 from lipcert.certificate.rounding import rounding_model
 from lipcert.certificate.stages import stage_bounds
 from lipcert.errors import LabelError, NonFiniteError, OptionError, ShapeError
+from lipcert.figures import TextTable, accuracy_curve, data_frame, radius_histogram
 from lipcert.network.normal_form import Network
 from lipcert.network.trace import trace
 from lipcert.norms.certified import Progress, no_progress
 
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+    from rich.table import Table
+
 _ROUND_DOWN = 1 - 2.0**-45
+_QUANTILES = {"smallest": 0.0, "25 %": 0.25, "median": 0.5, "75 %": 0.75, "largest": 1.0}
 _MKLDNN = ("conv", "matmul")  # parts of the CPU backend that can be told to use fewer bits
 
 
@@ -63,6 +71,43 @@ class Certificates:
         accuracy = f", clean accuracy {self.clean_accuracy:.2%}" if self.label is not None and len(self) else ""
         median = float(self.radius.median()) if len(self) else float("nan")
         return f"Certificates({len(self)} inputs, median radius {median:.4g}{accuracy}, {self.guarantee})"
+
+    def __rich__(self) -> Table:
+        return self._table().rich()
+
+    def _repr_html_(self) -> str:
+        return self._table().html()
+
+    def _table(self) -> TextTable:
+        parts = {"all": self.radius}
+        if self.label is not None:
+            parts |= {"correct": self.radius[self.correct], "wrong": self.radius[~self.correct]}
+        accuracy = f"clean accuracy {self.clean_accuracy:.2%}; " if self.label is not None and len(self) else ""
+        return TextTable(
+            f"Certified radii of {len(self):,} inputs",
+            ("which", "inputs", *_QUANTILES),
+            [(name, f"{len(radius):,}", *_quantiles(radius)) for name, radius in parts.items()],
+            f"{accuracy}l2 in the units of the input, {self.guarantee}, rounding included",
+        )
+
+    def plot(self, unit: str = "l2") -> Figure:
+        """Certified accuracy over ε; without labels, the distribution of the radii."""
+        if self.label is None:
+            return radius_histogram(self.radius.numpy(), unit=unit)
+        return accuracy_curve({"certified": (self.radius[self.correct].numpy(), len(self))}, unit=unit)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """One row per input: prediction, margin, radius and, with labels, label and whether the prediction is right."""
+        columns = {"prediction": self.prediction, "margin": self.margin, "radius": self.radius}
+        if self.label is not None:
+            columns |= {"label": self.label, "correct": self.correct}
+        return data_frame({name: values.numpy() for name, values in columns.items()})
+
+
+def _quantiles(radius: Tensor) -> list[str]:
+    """Entries of the sorted radii, rounded down to an existing one."""
+    ordered = radius.sort().values
+    return [f"{ordered[int(q * (len(ordered) - 1))]:.4g}" if len(ordered) else "–" for q in _QUANTILES.values()]
 
 
 class Certifier:

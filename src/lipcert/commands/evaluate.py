@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -15,12 +14,16 @@ from torch import Tensor
 
 from lipcert import attacks, data
 from lipcert.bounds.certified import stored_bound
-from lipcert.certificate import Certificates, Certifier
+from lipcert.certificate import Certifier
 from lipcert.certificate.stream import certify_to_csv
 from lipcert.errors import OptionError, ShapeError
 from lipcert.files import replace_file
 from lipcert.loading import LoadedModel
 from lipcert.norms.certified import Progress as Report
+from lipcert.training.environment import ENVIRONMENT, environment
+from lipcert.training.evidence import write_evidence
+from lipcert.training.finish import SUMMARY
+from lipcert.training.run import CONFIG
 
 _BATCH = 256
 
@@ -66,10 +69,10 @@ def certify(
     bound = stored_bound(loaded.model, loaded.input_shape, out / "bound", progress)
     certifier = Certifier(loaded.model, bound)
     facts: dict[str, Any] = {
-        "model": loaded.name, "data": dataset.name, "note": dataset.note, "inputs": len(test),
-        "units": "l2, pixels in [0, 1]",
+        "model": loaded.name, "data": dataset.name, "data_title": dataset.title, "data_note": dataset.note,
+        "inputs": len(test), "units": "l2, pixels in [0, 1]",
         "method": bound.method, "target": bound.target, "guarantee": bound.guarantee,
-        "fingerprint": bound.facts.fingerprint, "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
+        "mean_constant": bound.mean, "fingerprint": bound.facts.fingerprint,
     }  # fmt: skip
     origin = f"{dataset.name} {dataset.checksum} float32"
     certificates = certify_to_csv(
@@ -81,21 +84,21 @@ def certify(
         batch_size=_BATCH,
         progress=progress,
     )
-    attacked = _cross_check(loaded, test, certificates, epsilons, out, progress) if attack else {}
-    clean = certificates.clean_accuracy
+    evidence = write_evidence(loaded, bound, dataset, certificates, epsilons, len(test) if attack else 0, out, progress)
     radius = certificates.radius
+    facts |= {
+        "clean": certificates.clean_accuracy,
+        "mean_radius": float(radius.mean()), "median_radius": float(radius.median()), **evidence,
+        "seconds": time.perf_counter() - began,
+    }  # fmt: skip
+    if not (out / CONFIG).exists():  # a training run has its own
+        _write_json(out / ENVIRONMENT, environment(dataset, data_dir, None))
+    _write_json(out / SUMMARY, facts)
     rows = []
-    facts |= {"clean": clean, "mean_radius": float(radius.mean()), "median_radius": float(radius.median()), "at": []}
-    for epsilon in epsilons:
-        certified = float(certificates.certified_accuracy(float(epsilon)))  # type: ignore[arg-type]
-        pgd = attacked.get(epsilon)
-        facts["at"].append({"epsilon": epsilon, "certified": certified, "attacked": pgd})
-        shown = f"{pgd:.2%}" if pgd is not None else "–"
-        cells = (f"{epsilon:g}", f"{clean:.2%}", shown, f"{certified:.2%}")
+    for at in facts["at"]:
+        shown = f"{at['attacked']:.2%}" if at["attacked"] is not None else "–"
+        cells = (f"{at['epsilon']:g}", f"{facts['clean']:.2%}", shown, f"{at['certified']:.2%}")
         rows.append((*cells, f"{facts['mean_radius']:.4f}", f"{facts['median_radius']:.4f}"))
-    facts["seconds"] = time.perf_counter() - began
-    with replace_file(out / "summary.json") as temporary:
-        temporary.write_text(json.dumps(facts, indent=2) + "\n")
     return Summary(
         f"{loaded.name} on {dataset.name}, {len(test)} test inputs",
         f"Certified: {bound.guarantee}; rounding included. {dataset.note} Written to {out}.",
@@ -136,45 +139,6 @@ def attack(
     return Summary(title, caption, ("ε (l2)", "clean", "attacked"), rows, facts)
 
 
-def _cross_check(
-    loaded: LoadedModel,
-    test: data.Split,
-    certificates: Certificates,
-    epsilons: Sequence[float],
-    out: Path,
-    progress: Report,
-) -> dict[float, float]:
-    """Attack every input, by DDN and by PGD at each ε; any success inside a radius is an error.
-
-    DDN may leave the range of pixels, because radii hold there too. Returns the accuracy under PGD for each ε; it lies
-    between certified and clean accuracy, or this raises.
-    """
-    survived = dict.fromkeys(epsilons, 0)
-    for first in range(0, len(test), _BATCH):
-        x = test.pixels(slice(first, first + _BATCH))
-        part = _slice(certificates, first, first + len(x))
-        closest = attacks.minimum_norm(loaded.model, x, part.prediction, pixels=(-4.0, 5.0))
-        attacks.check_certificates(x, part, closest, out, first)
-        for epsilon in epsilons:
-            found = attacks.pgd(loaded.model, x, part.prediction, epsilon)
-            attacks.check_certificates(x, part, found, out, first)
-            survived[epsilon] += int((part.correct & ~found.success).sum())
-        progress("attacking", min(1.0, (first + _BATCH) / len(test)))
-    return {epsilon: count / len(test) for epsilon, count in survived.items()}
-
-
-def _slice(certificates: Certificates, first: int, last: int) -> Certificates:
-    assert certificates.label is not None
-    part = slice(first, last)
-    return Certificates(
-        certificates.prediction[part],
-        certificates.margin[part],
-        certificates.radius[part],
-        certificates.guarantee,
-        certificates.label[part],
-    )
-
-
 def _test_split(
     loaded: LoadedModel, name: str, data_dir: Path | None, limit: int | None
 ) -> tuple[data.Dataset, data.Split]:
@@ -185,6 +149,11 @@ def _test_split(
         raise ShapeError(f"{name} has images of shape {dataset.input_shape}, the model takes {loaded.input_shape}")
     test = dataset.test
     return dataset, test.take(slice(0, limit)) if limit else test
+
+
+def _write_json(path: Path, facts: dict[str, Any]) -> None:
+    with replace_file(path) as temporary:
+        temporary.write_text(json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
 
 
 def _check_epsilons(epsilons: Sequence[float]) -> None:

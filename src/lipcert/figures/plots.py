@@ -35,7 +35,7 @@ def accuracy_curve(
     shades = colours(list(curves)) if len(curves) > 1 else [MEANING["certified"]]
     for (name, (radii, count)), shade in zip(curves.items(), shades, strict=True):
         ordered = np.sort(np.asarray(radii, dtype=float))
-        x = np.concatenate([[0.0], ordered, ordered[-1:]])
+        x = np.concatenate([[0.0], ordered, ordered[-1:] if len(ordered) else [0.0]])
         y = np.concatenate([np.arange(len(ordered), -1, -1), [0]]) / max(count, 1)
         axes.step(x, y * 100, where="pre", color=shade, label=name)
         for marker, (epsilon, accuracy, meaning) in zip("osD^vP*X" * 4, (points or {}).get(name, ()), strict=False):
@@ -52,24 +52,36 @@ def accuracy_curve(
 
 
 @styled
-def radius_histogram(radii: Numbers, correct: Sequence[bool] | NDArray[np.bool_], title: str = "") -> Figure:
-    """How certified radii are distributed, of right and wrong predictions, with the share that reaches each radius."""
+def radius_histogram(
+    radii: Numbers,
+    correct: Sequence[bool] | NDArray[np.bool_] | None = None,
+    title: str = "",
+    unit: str = "l2, pixels in [0, 1]",
+) -> Figure:
+    """How certified radii are distributed, with the share that reaches each radius.
+
+    correct: which predictions are right, to show them apart from the wrong ones; None if that is not known.
+    """
     figure, (axes,) = new_figure()
-    values, right = np.asarray(radii, dtype=float), np.asarray(correct, dtype=bool)
+    values = np.asarray(radii, dtype=float)
+    right = np.ones(len(values), dtype=bool) if correct is None else np.asarray(correct, dtype=bool)
     finite = np.isfinite(values)
     top = float(values[finite].max()) if finite.any() else 1.0
     edges = np.linspace(0, top or 1.0, _BINS + 1)
-    kinds = [("correct", values[right & finite]), ("wrong", values[~right & finite])]
+    kinds = [("certified" if correct is None else "correct", values[right & finite])]
+    if correct is not None:
+        kinds.append(("wrong", values[~right & finite]))
     shares = [np.full(len(part), 100 / max(len(values), 1)) for _, part in kinds]
     axes.hist([part for _, part in kinds], bins=edges.tolist(), weights=shares, stacked=True, alpha=0.85,
               color=[MEANING[name] for name, _ in kinds],
               label=[f"{name} ({len(part):,})" for name, part in kinds])  # fmt: skip
-    axes.set_xlabel("certified radius (l2, pixels in [0, 1])")
-    axes.set_ylabel("share of test inputs (%)")
+    axes.set_xlabel(f"certified radius ({unit})")
+    axes.set_ylabel("share of inputs (%)")
     ordered = np.sort(values[right & finite])
     survival = axes.twinx()
     survival.step(np.concatenate([[0], ordered]), 100 * np.arange(len(ordered), -1, -1) / max(len(values), 1),
-                  color=INK, lw=1.4, where="pre", label="correct and certified beyond")  # fmt: skip
+                  color=INK, lw=1.4, where="pre",
+                  label="certified beyond" if correct is None else "correct and certified beyond")  # fmt: skip
     survival.set_ylim(0, 100)
     survival.set_ylabel("reaches that radius (%)")
     survival.spines["right"].set_visible(True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,7 +38,7 @@ class Parts:
     """
 
     model: nn.Module
-    optimizer: Optimizer
+    optimizers: Sequence[Optimizer]
     estimators: Mapping[str, nn.Module]
 
     def tensors(self) -> dict[str, Tensor]:
@@ -47,8 +47,9 @@ class Parts:
         for prefix, estimator in self.estimators.items():
             result |= {f"{prefix}.{name}": tensor for name, tensor in estimator.state_dict().items()}
         for name, parameter in self._trained():
-            for quantity, tensor in self.optimizer.state.get(parameter, {}).items():
-                result[f"optimizer.{name}.{quantity}"] = tensor
+            for optimizer in self.optimizers:
+                for quantity, tensor in optimizer.state.get(parameter, {}).items():
+                    result[f"optimizer.{name}.{quantity}"] = tensor
         return {name: tensor.detach().cpu().contiguous() for name, tensor in result.items()}
 
     def _trained(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -69,16 +70,20 @@ class Parts:
                 shapes = f"{tuple(tensors[name].shape)}, expected {tuple(tensor.shape)}"
                 raise CheckpointError(f"{path} does not fit the configuration: {name} has shape {shapes}")
             tensor.copy_(tensors[name])
-        self.optimizer.state.clear()
+        owners = {id(p): o for o in self.optimizers for group in o.param_groups for p in group["params"]}
+        for optimizer in self.optimizers:
+            optimizer.state.clear()
         for name, parameter in self._trained():
             prefix = f"optimizer.{name}."
-            state = {key.removeprefix(prefix): tensors[key] for key in moments if key.startswith(prefix)}
-            self.optimizer.state[parameter] = {
-                key: torch.empty_like(parameter).copy_(value) if value.shape == parameter.shape else value.clone()
-                for key, value in state.items()
+            state = {
+                key.removeprefix(prefix): torch.empty_like(parameter).copy_(value)
+                if value.shape == parameter.shape
+                else value.clone()
+                for key, value in tensors.items()
+                if key.startswith(prefix)
             }
-            if not state:
-                del self.optimizer.state[parameter]
+            if state:
+                owners[id(parameter)].state[parameter] = state
 
 
 def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], position: Position, config: str) -> None:

@@ -121,11 +121,18 @@ class EstimatorConfig(_Model):
 
 
 class OptimizerConfig(_Model):
-    """Adam, with the paper's constants."""
+    """Adam with the paper's constants; type "muon" moves the matrices of dense layers by Muon instead.
 
+    muon_lr: the learning rate of Muon, as a multiple of Adam's. momentum, weight_decay: of Muon.
+    """
+
+    type: Literal["adam", "muon"] = "adam"
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
     eps: Positive = 1e-7
+    muon_lr: Positive = 20.0
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    weight_decay: NonNegativeFloat = 0.01
 
 
 class ScheduleConfig(_Model):
@@ -151,7 +158,8 @@ class TrainConfig(_Model):
     input_range: [−1, 1] adds a first layer that maps pixels there; radii stay in pixels.
     warmup_epochs: the first ones, trained by cross-entropy alone. classes_per_batch: 0 for no limit.
     clip_norm: largest norm of the gradient, 0 for no limit. precision: of the forward pass, never of the constants.
-    compare_standard: also train a twin by cross-entropy alone. note: what a reader of the results has to know.
+    compare_standard: also train a twin by cross-entropy alone. attack_inputs: how many test inputs are attacked at the
+    end, evenly spread over the test split. note: what a reader of the results has to know.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "run"
@@ -171,6 +179,7 @@ class TrainConfig(_Model):
     eval_every: PositiveInt = 1
     checkpoint_seconds: NonNegativeFloat = 60.0
     compare_standard: bool = False
+    attack_inputs: NonNegativeInt = 1000
     tensorboard: bool = False
     loss: Annotated[LossConfig, Field(discriminator="type")]
     estimator: EstimatorConfig = EstimatorConfig()

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from lipcert.bounds.certified import stored_bound
+from lipcert.bounds.scales import FitOptions, Scales
 from lipcert.certificate import Certifier
 from lipcert.certificate.stream import certify_to_csv
 from lipcert.data import Dataset
@@ -17,24 +18,34 @@ from lipcert.files import replace_file
 from lipcert.loading import load_model, save_checkpoint
 from lipcert.norms.certified import Progress
 from lipcert.training.config import TrainConfig
+from lipcert.training.evidence import write_evidence
 
 SUMMARY = "summary.json"
 
 
 def finish(
-    config: TrainConfig, model: nn.Module, dataset: Dataset, folder: Path, seconds: float, progress: Progress
+    config: TrainConfig,
+    model: nn.Module,
+    scales: Scales | None,
+    dataset: Dataset,
+    folder: Path,
+    seconds: float,
+    progress: Progress,
 ) -> dict[str, Any]:
-    """Write model.safetensors, read it back, certify what was read; writes bound, certificates.csv and summary.json.
+    """Write model.safetensors, read it back, certify and attack what was read.
 
-    Goes on where an interrupted one stopped.
+    Writes the bound, certificates.csv, the evidence for a report and, at the very end, summary.json. Goes on where an
+    interrupted one stopped.
     """
     shape, classes = dataset.input_shape, dataset.classes
     path = folder / "model.safetensors"
     save_checkpoint(model, path, config.model, shape, classes, input_range=config.input_range)
     loaded = load_model(str(path))
     began = time.perf_counter()
-    method = "rescaled" if config.estimator.method == "rescaled" and config.robust else "liplt"
-    bound = stored_bound(loaded.model, loaded.input_shape, folder / "bound", progress, method)
+    method, fit = "liplt", None
+    if scales is not None and config.robust:  # what training has learned is a good start
+        method, fit = "rescaled", FitOptions(start=scales.state_dict())
+    bound = stored_bound(loaded.model, loaded.input_shape, folder / "bound", progress, method, fit)
     test = dataset.test
     certificates = certify_to_csv(
         Certifier(loaded.model, bound),
@@ -44,8 +55,10 @@ def finish(
         origin=f"{dataset.name} {dataset.checksum} float32",
         progress=progress,
     )
-    accuracies = certificates.certified_accuracy(config.epsilons)
-    assert isinstance(accuracies, list)
+    certified = time.perf_counter()
+    evidence = write_evidence(
+        loaded, bound, dataset, certificates, config.epsilons, config.attack_inputs, folder, progress
+    )
     summary: dict[str, Any] = {
         "name": config.name, "model": config.model, "loss": config.loss.type, "epochs": config.epochs,
         "seed": config.seed, "note": config.note,
@@ -55,11 +68,9 @@ def finish(
         "mean_constant": bound.mean, "fingerprint": bound.facts.fingerprint,
         "clean": certificates.clean_accuracy,
         "mean_radius": float(certificates.radius.mean()), "median_radius": float(certificates.radius.median()),
-        "at": [
-            {"epsilon": epsilon, "certified": accuracy, "attacked": None}
-            for epsilon, accuracy in zip(config.epsilons, accuracies, strict=True)
-        ],
-        "training_seconds": seconds, "certifying_seconds": time.perf_counter() - began,
+        **evidence,
+        "training_seconds": seconds, "certifying_seconds": certified - began,
+        "attacking_seconds": time.perf_counter() - certified,
     }  # fmt: skip
     with replace_file(folder / SUMMARY) as temporary:
         temporary.write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n")

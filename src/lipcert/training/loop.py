@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lipcert.data import Dataset, augmentation, batch_indices
 from lipcert.errors import DivergenceError, NonFiniteError
@@ -18,6 +18,7 @@ from lipcert.training.checkpoint import Parts, Position, read_checkpoint, write_
 from lipcert.training.config import TrainConfig
 from lipcert.training.monitor import MetricsLog, estimate_accuracies, mean_constants, spread, synchronise
 from lipcert.training.objective import build_estimators, build_model, has_convolutions, objective
+from lipcert.training.optimizers import build_optimizers
 from lipcert.training.schedule import learning_rate
 
 if TYPE_CHECKING:
@@ -47,13 +48,9 @@ class Training:
         self.channels_last = has_convolutions(self.model)
         self.estimators = build_estimators(config, self.model, dataset)
         self.scales = list(self.estimators["estimator"].parameters())
-        adam = config.optimizer
-        groups = [{"params": list(self.model.parameters()), "pace": 1.0}]
-        if self.scales:
-            groups.append({"params": self.scales, "pace": config.estimator.scale_lr})
-        optimizer = torch.optim.Adam(groups, betas=(adam.beta1, adam.beta2), eps=adam.eps)
-        self.forward, self.optimizer = fabric.setup(self.model, optimizer)
-        self.parts = Parts(self.model, optimizer, self.estimators)
+        optimizers = build_optimizers(config, self.model, self.scales)
+        self.forward, *self.optimizers = fabric.setup(self.model, *optimizers)
+        self.parts = Parts(self.model, optimizers, self.estimators)
         self.augment = augmentation(**config.augmentation.model_dump())
         self.position = Position()
         found = read_checkpoint(self.path, digest) if fabric.is_global_zero and self.path.exists() else None
@@ -73,8 +70,9 @@ class Training:
         for epoch in range(self.position.epoch, config.epochs):
             began = time.perf_counter()
             lr = learning_rate(config.schedule, epoch, config.epochs)
-            for group in self.optimizer.param_groups:
-                group["lr"] = lr * group["pace"]
+            for optimizer in self.optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = lr * group["pace"]
             batches = self.batches(epoch)
             steps = len(batches)
             sums = defaultdict(float, self.position.sums if self.fabric.is_global_zero else {})
@@ -112,9 +110,10 @@ class Training:
                 if scale.grad is not None:
                     scale.grad = self.reduce(scale.grad, "mean")
         if config.clip_norm:
-            fabric.clip_gradients(self.forward, self.optimizer, max_norm=config.clip_norm, error_if_nonfinite=False)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+            nn.utils.clip_grad_norm_(self.model.parameters(), config.clip_norm)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
         correct = int((logits.argmax(1) == labels).sum()) if share else 0
         amounts = (value, float(loss.base.detach()), float(loss.robust.detach()))
         for name, amount in zip(("loss", "base", "robust"), amounts, strict=True):
@@ -173,7 +172,7 @@ class Training:
         tensors = self.parts.tensors()
         bad = next((n for n, t in tensors.items() if t.is_floating_point() and not bool(t.isfinite().all())), None)
         if bad is not None:
-            lr = float(self.optimizer.param_groups[0]["lr"])
+            lr = learning_rate(self.config.schedule, min(position.epoch, self.config.epochs - 1), self.config.epochs)
             raise self.diverged(f"{bad} contains NaN or infinity", position.epoch, position.step, lr)
         if self.fabric.is_global_zero:
             write_checkpoint(self.path, tensors, position, self.digest)

@@ -44,7 +44,7 @@ class MetricsLog:
         with self.path.open("a") as file:
             file.write(json.dumps(record) + "\n")
         if self._board is not None:
-            for name, value in _flat(record).items():
+            for name, value in flat_metrics(record).items():
                 self._board.add_scalar(name, value, record["epoch"])
             self._board.flush()
 
@@ -112,11 +112,12 @@ def synchronise(fabric: Fabric, estimators: Mapping[str, Estimator]) -> None:
             buffer.copy_(fabric.broadcast(buffer))
 
 
-def _flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+def flat_metrics(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """A record as plain numbers; those of a level below are named like "estimated_certified/0.5"."""
     result: dict[str, float] = {}
     for name, value in record.items():
         if isinstance(value, Mapping):
-            result |= _flat(value, f"{prefix}{name}/")
+            result |= flat_metrics(value, f"{prefix}{name}/")
         else:
             result[prefix + name] = float(value)
     return result

@@ -5,13 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import platform
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,18 +17,23 @@ import torch
 
 from lipcert import data
 from lipcert.errors import OptionError, ResumeError
+from lipcert.figures import TextTable, data_frame, draw_lines, new_figure
 from lipcert.files import replace_file
 from lipcert.training.checkpoint import leftovers, remove_leftovers
 from lipcert.training.config import TrainConfig
+from lipcert.training.environment import ENVIRONMENT, environment
 from lipcert.training.finish import SUMMARY, finish
 from lipcert.training.loop import Progress, Training
-from lipcert.training.monitor import read_metrics
+from lipcert.training.monitor import flat_metrics, read_metrics
 
 if TYPE_CHECKING:
+    import pandas
     from lightning_fabric import Fabric
+    from matplotlib.figure import Figure
+    from rich.table import Table
 
-CONFIG, ENVIRONMENT, TWIN = "config.toml", "environment.json", "standard"
-_PACKAGES = ("lipcert", "torch", "numpy", "scipy", "safetensors", "lightning-fabric", "kornia", "scikit-learn")
+CONFIG, TWIN = "config.toml", "standard"
+_ESTIMATED = "estimated_certified/"
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,66 @@ class Run:
     summary: dict[str, Any]
     metrics: list[dict[str, Any]] = field(repr=False)
     standard: Run | None = None
+
+    def __repr__(self) -> str:
+        facts = self.summary
+        certified = ", ".join(f"{entry['certified']:.2%} at ε = {entry['epsilon']:.4g}" for entry in facts["at"])
+        return (
+            f"Run({str(self.folder)!r}, {facts['model']} on {facts['data_title']}, {facts['loss']}, "
+            f"clean {facts['clean']:.2%}, certified {certified})"
+        )
+
+    def __rich__(self) -> Table:
+        return self._table().rich()
+
+    def _repr_html_(self) -> str:
+        return self._table().html()
+
+    def _table(self) -> TextTable:
+        """Accuracies of the run and of its twin; certified by guaranteed bounds only."""
+        facts = self.summary
+        rows = []
+        for row in (facts, *([self.standard.summary] if self.standard else [])):
+            shares = (row["clean"], *(entry["certified"] for entry in row["at"]))
+            times = f"{row['training_seconds']:.1f}"
+            rows.append((row["loss"], *(f"{s:.2%}" for s in shares), f"{row['median_radius']:.4f}", times))
+        return TextTable(
+            f"{facts['name']}: {facts['model']} on {facts['data_title']}, {facts['inputs']:,} test inputs",
+            ("loss", "clean", *(f"certified at ε = {entry['epsilon']:.4g}" for entry in facts["at"]),
+             "median radius", "seconds"),
+            rows,
+            f"Certified: {facts['guarantee']}; rounding included; {facts['units']}. Folder: {self.folder}",
+        )  # fmt: skip
+
+    def plot(self) -> Figure:
+        """Losses, accuracies and mean constants over the epochs; constants and certified shares are estimates."""
+        columns = self._columns()
+        certified = {
+            name: f"certified at {name.removeprefix(_ESTIMATED)} (estimate)" for name in columns if _ESTIMATED in name
+        }
+        panels = {
+            "loss": {"loss": "all", "base": "base", "robust": "robust"},
+            "accuracy": {"train_accuracy": "training", "clean": "clean", **certified},
+            "mean pairwise constant (estimate)": {f"estimated_mean_{name}": name for name in ("naive", "liplt")},
+        }
+        figure, axes = new_figure(columns=len(panels), size=(4.4, 3.4))
+        for place, (what, names) in zip(axes, panels.items(), strict=True):
+            series = {}
+            for name in (name for name in names if name in columns):
+                known = [(x, y) for x, y in zip(columns["epoch"], columns[name], strict=True) if y is not None]
+                series[names[name]] = ([x for x, _ in known], [y for _, y in known])
+            draw_lines(place, series, "epoch", what, percent=what == "accuracy", logarithmic="constant" in what)
+        return figure
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """The metrics, one row per epoch."""
+        return data_frame(self._columns(), index="epoch")
+
+    def _columns(self) -> dict[str, list[Any]]:
+        """The metrics by name, None where an epoch has no value."""
+        records = [{**flat_metrics(record), "epoch": record["epoch"]} for record in self.metrics]
+        names = dict.fromkeys(name for record in records for name in record)
+        return {name: [record.get(name) for record in records] for name in names}
 
 
 def no_progress(what: str, fraction: float, figures: str = "") -> None:
@@ -106,7 +168,8 @@ def _run(fabric: Fabric, config: TrainConfig, folder: Path, data_dir: str | Path
             torch.set_flush_denormal(False)
         if fabric.is_global_zero:
             seconds = sum(record["seconds"] for record in training.log.records)
-            summary = finish(config, training.model, dataset, folder, seconds, progress)
+            scales = training.estimators["estimator"].scales
+            summary = finish(config, training.model, scales, dataset, folder, seconds, progress)
         summary = fabric.broadcast(summary)
     standard = None
     if config.compare_standard:
@@ -160,31 +223,14 @@ def _check_environment(folder: Path, config: TrainConfig, dataset: data.Dataset,
         if json.loads(path.read_text())["data"]["checksum"] != dataset.checksum:
             raise ResumeError(f"{folder} was begun with other data: the checksum of {config.data} differs from {path}")
         return
-    facts = {
-        "command": sys.argv, "seed": config.seed, "versions": _versions(), "python": platform.python_version(),
-        "machine": platform.machine(), "threads": torch.get_num_threads(),
-        "processes": int(os.environ.get("WORLD_SIZE", "1")),
-        "data": {
-            "name": dataset.name, "title": dataset.title, "note": dataset.note, "checksum": dataset.checksum,
-            "folder": str(Path(data_dir).absolute()) if data_dir is not None else None,
-        },
-    }  # fmt: skip
+    facts = environment(dataset, data_dir, config.seed)
     _write(path, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def _digest(config: TrainConfig) -> str:
     """Of everything that determines the weights."""
-    relevant = config.model_dump_json(exclude={"name", "note", "checkpoint_seconds", "tensorboard"})
+    left_out = {"name", "note", "attack_inputs", "checkpoint_seconds", "tensorboard"}
+    relevant = config.model_dump_json(exclude=left_out, exclude_defaults=True)  # so that new fields change nothing
     return hashlib.sha256(relevant.encode()).hexdigest()
 
 

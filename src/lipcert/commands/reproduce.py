@@ -1,0 +1,53 @@
+"""`lipcert reproduce`: its tables on the terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.markup import escape
+from rich.table import Table
+
+from lipcert.reproduce import EXPERIMENTS, Plan, Reproduction, reproduce
+from lipcert.training.loop import Progress
+
+
+def run(
+    name: str,
+    budget: str,
+    protocol: str,
+    epochs: int | None,
+    out: Path,
+    data_dir: Path | None,
+    progress: Progress,
+) -> Reproduction:
+    """Reproduce an experiment by name."""
+    return reproduce(name, Plan(budget, protocol, epochs), out, data_dir, progress)
+
+
+def experiments_table() -> Table:
+    """All experiments with what they are and how long they take."""
+    table = Table(
+        title="Tables and figures of the paper",
+        caption="tiny: small networks on the embedded digits. hour: fewer epochs and configurations, on two cores. "
+        "paper: the paper's settings in full, for a GPU. Rough times; runs are shared between experiments.",
+    )
+    table.add_column("name", no_wrap=True)
+    table.add_column("what")
+    for budget in ("tiny", "hour", "paper"):
+        table.add_column(budget, no_wrap=True, justify="right")
+    for experiment in EXPERIMENTS.values():
+        times = (experiment.minutes[budget] for budget in ("tiny", "hour", "paper"))
+        table.add_row(experiment.name, experiment.what, *times)
+    return table
+
+
+def outcome_table(done: Reproduction) -> Table:
+    """The table of an experiment; in parentheses the published numbers."""
+    table = Table(title=f"{done.experiment.name}: {escape(done.experiment.what)}", caption=escape(" ".join(done.notes)))
+    for head in done.outcome.table.heads:
+        table.add_column(escape(head))
+    for column in done.outcome.table.columns:
+        table.add_column(escape(column), justify="right")
+    for row in done.outcome.table.texts():
+        table.add_row(*(escape(cell) for cell in row))
+    return table

@@ -1,0 +1,40 @@
+"""Who moves which parameter: Adam, or Muon for the matrices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lipcert.errors import ConfigError
+from lipcert.training.config import TrainConfig
+
+
+def build_optimizers(config: TrainConfig, model: nn.Module, scales: list[nn.Parameter]) -> list[Optimizer]:
+    """The optimizers of the weights and of the scales; each group has the "pace" that multiplies its learning rate.
+
+    Muon makes every step of a weight matrix nearly orthogonal, so that all its singular values grow alike: what a
+    Lipschitz bound charges for is the largest, what a margin needs is all of them. Everything but the matrices of dense
+    layers stays with Adam.
+    """
+    options = config.optimizer
+    matrices: list[Tensor] = []
+    if options.type == "muon":
+        matrices = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
+    others = [parameter for parameter in model.parameters() if all(parameter is not matrix for matrix in matrices)]
+    groups: list[dict[str, Any]] = [{"params": others, "pace": 1.0}] if others else []
+    if scales:
+        groups.append({"params": scales, "pace": config.estimator.scale_lr})
+    optimizers: list[Optimizer] = []
+    if groups:
+        optimizers.append(torch.optim.Adam(groups, betas=(options.beta1, options.beta2), eps=options.eps))
+    if matrices:
+        if not hasattr(torch.optim, "Muon"):
+            raise ConfigError(
+                f"optimizer.type is muon, which torch {torch.__version__} does not have; use 2.9 or later"
+            )
+        group = {"params": matrices, "pace": options.muon_lr}
+        optimizers.append(torch.optim.Muon([group], weight_decay=options.weight_decay, momentum=options.momentum))
+    return optimizers
