@@ -49,6 +49,7 @@ def test_every_experiment_gives_finite_numbers_and_its_files(out, name):
     markdown = (done.folder / "table.md").read_text()
     for word in ("hardware", "commit", *(() if name in RUN_TIMES else ("data: digits", "ε: 0.25", "epochs", "seed"))):
         assert word in markdown
+    assert ("compressed" in markdown) == (name not in RUN_TIMES)
     for row in done.outcome.table.texts():
         assert "| " + " | ".join(row) + " |" in markdown
 

@@ -37,6 +37,7 @@ class Reproduction:
     """A finished invocation: its folder, what came out, and which configurations failed, with the reasons."""
 
     experiment: Experiment
+    plan: Plan
     folder: Path
     outcome: Outcome
     statement: str
@@ -45,8 +46,9 @@ class Reproduction:
     @property
     def notes(self) -> list[str]:
         """Everything that a reader of the table has to know."""
-        failures = [f"Failed: {key}: {reason}" for key, reason in self.failed.items()]
-        return [*self.outcome.notes, *failures, self.statement]
+        failures = [f"Failed: {key}: {reason.rstrip('.')}." for key, reason in self.failed.items()]
+        trained = [self.plan.note] if self.plan.note and self.experiment.jobs(self.plan) else []
+        return [*self.outcome.notes, *trained, *failures, self.statement]
 
 
 def reproduce(
@@ -80,8 +82,8 @@ def reproduce(
     outcome = experiment.outcome(Study(plan, results, folder, progress))
     failed = {key: result.reason for key, result in results.items() if isinstance(result, Failed)}
     facts = environment()
-    reproduction = Reproduction(experiment, folder, outcome, _statement(plan, jobs, results, facts), failed)
-    _write(reproduction, plan, results, facts)
+    reproduction = Reproduction(experiment, plan, folder, outcome, _statement(plan, jobs, results, facts), failed)
+    _write(reproduction, results, facts)
     return reproduction
 
 
@@ -136,7 +138,7 @@ def _write(done: Reproduction, plan: Plan, results: Mapping[str, Finished | Fail
     notes = done.notes
     content = {
         "name": experiment.name, "what": experiment.what, "paper": experiment.label,
-        "budget": plan.budget, "protocol": plan.protocol, "units": _UNITS,
+        "budget": done.plan.budget, "protocol": done.plan.protocol, "units": _UNITS,
         "command": shlex.join(["lipcert", *sys.argv[1:]]), "environment": facts, "notes": notes,
         "runs": {key: _run_facts(result) for key, result in results.items()},
         "table": outcome.table.as_dict(), "numbers": outcome.numbers,

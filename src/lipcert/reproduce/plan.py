@@ -53,6 +53,17 @@ class Plan:
         authors = "-authors" if self.protocol == "authors" else ""
         return f"{self.budget}{authors}" + (f"-{self.epochs}-epochs" if self.epochs else "")
 
+    @property
+    def note(self) -> str:
+        """How trainings differ from the paper's; "" if they do not."""
+        if self.budget == "paper" and self.epochs is None:
+            return ""
+        return (
+            "Trainings are compressed to the epochs stated: warm-up and decay in proportion, the learning rate full in "
+            "the first epoch after the warm-up and falling by a factor of ten at most. Rows and data sets of the paper "
+            "that are missing here were left out to save time."
+        )
+
     def datasets(self, *wanted: str) -> tuple[str, ...]:
         """The data sets that the budget has time for."""
         return wanted if self.budget == "paper" else wanted[:1]
