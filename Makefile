@@ -7,7 +7,7 @@ DOCS := $(VENV)/.docs
 # Two test workers with one thread each are faster than one worker with two threads.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: help demo test test-full lint bench docs clean
+.PHONY: help demo test test-full lint bench pages docs clean
 
 help:            ## this list
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | column -t -s:
@@ -39,8 +39,10 @@ $(DOCS): $(READY)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	touch $@
 
-docs: $(DOCS)    ## build the documentation in build/docs; its code and commands run
+pages: $(DOCS)   ## build the documentation in build/docs
 	$(TEST_ENV) $(BIN)/sphinx-build -W --keep-going -q -d build/doctrees docs build/docs
+
+docs: pages      ## build the documentation; its code and commands run
 	$(TEST_ENV) $(BIN)/pytest tests/test_docs.py
 
 clean:           ## remove the environment and caches

@@ -120,8 +120,10 @@ def test_table_of_a_run(run):
     rows = terminal_rows(run)[1:]
     for row, part in zip(rows, (run, run.standard), strict=True):
         assert row[0] == part.summary["loss"]
-        figures = [part.summary["clean"], *(entry["certified"] for entry in part.summary["at"])]
-        assert row[1:4] == [f"{figure:.2%}" for figure in figures]
+        shares = [part.summary["clean"]]
+        for entry in part.summary["at"]:
+            shares += [entry["attacked"], entry["certified"]]
+        assert row[1:-2] == [f"{share:.2%}" for share in shares]
 
 
 def test_pandas_of_a_bound(bound):

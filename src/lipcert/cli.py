@@ -144,7 +144,7 @@ def train(
     if as_json:
         print(json.dumps({"folder": str(result.folder), "report": str(page), **result.summary}, indent=2))
         return
-    console.print(training.results_table(result))
+    console.print(result)
     console.print(f"run: {result.folder}", soft_wrap=True)
     console.print(f"report: {page}", soft_wrap=True)
 

@@ -45,6 +45,7 @@ def test_every_experiment_gives_finite_numbers_and_its_files(out, name):
     assert {"results.json", "table.md", "table.tex"} <= files
     assert ({"figure.png", "figure.svg"} <= files) == name.startswith("fig")
     stored = results(done)
+    assert stored["command"] == f"lipcert reproduce {name} --budget tiny --protocol lipcert"
     assert len(stored["table"]["rows"]) == len(done.outcome.table.rows)
     markdown = (done.folder / "table.md").read_text()
     for word in ("hardware", "commit", *(() if name in RUN_TIMES else ("data: digits", "ε: 0.25", "epochs", "seed"))):

@@ -80,30 +80,6 @@ def training_bar(hidden: bool = False) -> Iterator[Progress]:
         yield report
 
 
-def results_table(result: Run) -> Table:
-    """Clean and certified accuracy of a run and of its twin; certified by guaranteed bounds only."""
-    summary = result.summary
-    note = f"{summary['note']} " if summary["note"] else ""
-    if result.standard is not None:
-        note += "standard: the same network, trained for accuracy only. "
-    table = Table(
-        title=f"{summary['name']}: {summary['model']} on {summary['data_title']}, {summary['inputs']:,} test inputs",
-        caption=f"{note}Certified: {summary['guarantee']}; rounding included; l2 in pixels in [0, 1]. "
-        f"Written to {result.folder}",
-    )
-    table.add_column("loss")
-    table.add_column("clean", justify="right")
-    for entry in summary["at"]:
-        table.add_column(f"certified at ε = {entry['epsilon']:.4g}", justify="right")
-    table.add_column("median radius", justify="right")
-    table.add_column("seconds", justify="right")
-    for row in (summary, result.standard.summary if result.standard else None):
-        if row is not None:
-            cells = [f"{value:.2%}" for value in (row["clean"], *(entry["certified"] for entry in row["at"]))]
-            table.add_row(row["loss"], *cells, f"{row['median_radius']:.4f}", f"{row['training_seconds']:.1f}")
-    return table
-
-
 def presets_table() -> Group:
     """All presets with what distinguishes them, and their notes."""
     table = Table(title="Presets of lipcert train")

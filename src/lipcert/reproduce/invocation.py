@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
-import sys
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -133,13 +131,13 @@ def _listed(values: Any) -> str:
     return ", ".join(dict.fromkeys(map(str, values)))
 
 
-def _write(done: Reproduction, plan: Plan, results: Mapping[str, Finished | Failed], facts: Mapping[str, Any]) -> None:
+def _write(done: Reproduction, results: Mapping[str, Finished | Failed], facts: Mapping[str, Any]) -> None:
     experiment, outcome, folder = done.experiment, done.outcome, done.folder
     notes = done.notes
     content = {
         "name": experiment.name, "what": experiment.what, "paper": experiment.label,
         "budget": done.plan.budget, "protocol": done.plan.protocol, "units": _UNITS,
-        "command": shlex.join(["lipcert", *sys.argv[1:]]), "environment": facts, "notes": notes,
+        "command": _command(done), "environment": facts, "notes": notes,
         "runs": {key: _run_facts(result) for key, result in results.items()},
         "table": outcome.table.as_dict(), "numbers": outcome.numbers,
     }  # fmt: skip
@@ -152,6 +150,14 @@ def _write(done: Reproduction, plan: Plan, results: Mapping[str, Finished | Fail
         width = round(outcome.figure.get_figwidth() * 16)
         outcome.figure.supxlabel("\n".join(textwrap.wrap(done.statement, width)), fontsize=7, color=INK)
         save_figure(outcome.figure, folder / "figure")
+
+
+def _command(done: Reproduction) -> str:
+    """The command that gives this; where data and results were is nobody's business."""
+    plan = done.plan
+    options = [f"--budget {plan.budget}", f"--protocol {plan.protocol}"]
+    options += [f"--epochs {plan.epochs}"] if plan.epochs else []
+    return " ".join(["lipcert reproduce", done.experiment.name, *options])
 
 
 def _run_facts(result: Finished | Failed) -> dict[str, Any]:

@@ -66,18 +66,27 @@ class Run:
     def _table(self) -> TextTable:
         """Accuracies of the run and of its twin; certified by guaranteed bounds only."""
         facts = self.summary
+        columns = ["loss", "clean"]
+        for entry in facts["at"]:
+            columns += [f"attacked at ε = {entry['epsilon']:.4g}"] if entry["attacked"] is not None else []
+            columns += [f"certified at ε = {entry['epsilon']:.4g}"]
         rows = []
         for row in (facts, *([self.standard.summary] if self.standard else [])):
-            shares = (row["clean"], *(entry["certified"] for entry in row["at"]))
-            times = f"{row['training_seconds']:.1f}"
-            rows.append((row["loss"], *(f"{s:.2%}" for s in shares), f"{row['median_radius']:.4f}", times))
+            shares = [row["clean"]]
+            for entry in row["at"]:
+                shares += [share for share in (entry["attacked"], entry["certified"]) if share is not None]
+            numbers = f"{row['median_radius']:.4f}", f"{row['training_seconds']:.1f}"
+            rows.append((row["loss"], *(f"{share:.2%}" for share in shares), *numbers))
+        notes = [facts["note"]] if facts["note"] else []
+        if self.standard is not None:
+            notes.append("standard: the same network, trained for accuracy only.")
+        notes.append(f"Certified: {facts['guarantee']}; rounding included; {facts['units']}. Folder: {self.folder}")
         return TextTable(
             f"{facts['name']}: {facts['model']} on {facts['data_title']}, {facts['inputs']:,} test inputs",
-            ("loss", "clean", *(f"certified at ε = {entry['epsilon']:.4g}" for entry in facts["at"]),
-             "median radius", "seconds"),
+            (*columns, "median radius", "seconds"),
             rows,
-            f"Certified: {facts['guarantee']}; rounding included; {facts['units']}. Folder: {self.folder}",
-        )  # fmt: skip
+            " ".join(notes),
+        )
 
     def plot(self) -> Figure:
         """Losses, accuracies and mean constants over the epochs; constants and certified shares are estimates."""
