@@ -17,6 +17,7 @@ from runs import metrics, tiny
 from safetensors.torch import load_file
 
 import lipcert
+from lipcert.errors import ResumeError
 from lipcert.training import TrainConfig, checkpoint, resume
 from lipcert.training.monitor import read_metrics
 
@@ -42,7 +43,7 @@ def assert_same_run(folder: Path, reference: Path) -> None:
         assert all(torch.equal(found[tensor], expected[tensor]) for tensor in expected), name
     assert (folder / "certificates.csv").read_bytes() == (reference / "certificates.csv").read_bytes()
     assert metrics(folder) == metrics(reference)
-    assert not list(folder.glob(".*"))
+    assert [path.name for path in folder.glob(".*")] == [".lock"]
 
 
 @pytest.fixture(scope="module")
@@ -145,3 +146,12 @@ def test_scales_continue_with_the_weights(tmp_path, optimizer):
     assert "optimizer.estimator.scales.log_1.exp_avg" in state
     assert any(name.endswith("weight.momentum_buffer") for name in state) == (optimizer == "muon")
     assert json.loads((tmp_path / "whole" / "summary.json").read_text())["method"] == "rescaled"
+
+
+def test_two_processes_do_not_work_in_one_folder(tmp_path):
+    def intrude(what: str, fraction: float, figures: str = "") -> None:
+        with pytest.raises(ResumeError, match="another process is working in"):
+            resume(tmp_path / "run")
+
+    finished = lipcert.train(tiny(), tmp_path / "run", progress=intrude)
+    assert resume(tmp_path / "run").summary == finished.summary

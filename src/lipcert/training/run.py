@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import count
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from filelock import FileLock, Timeout
 
 from lipcert import data
 from lipcert.errors import OptionError, ResumeError
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.table import Table
 
-CONFIG, TWIN = "config.toml", "standard"
+CONFIG, TWIN, LOCK = "config.toml", "standard", ".lock"
 _ESTIMATED = "estimated_certified/"
 
 
@@ -157,6 +158,13 @@ def resume(run_dir: str | Path, data_dir: str | Path | None = None, progress: Pr
 
 def _run(fabric: Fabric, config: TrainConfig, folder: Path, data_dir: str | Path | None, progress: Progress) -> Run:
     """Go on with a folder that has at least its configuration."""
+    with _alone(folder) if fabric.is_global_zero else nullcontext():
+        return _run_alone(fabric, config, folder, data_dir, progress)
+
+
+def _run_alone(
+    fabric: Fabric, config: TrainConfig, folder: Path, data_dir: str | Path | None, progress: Progress
+) -> Run:
     if data_dir is None and (folder / ENVIRONMENT).exists():
         data_dir = json.loads((folder / ENVIRONMENT).read_text())["data"]["folder"]
     with fabric.rank_zero_first():
@@ -188,6 +196,16 @@ def _run(fabric: Fabric, config: TrainConfig, folder: Path, data_dir: str | Path
         fabric.barrier()
         standard = _run(fabric, twin, folder / TWIN, data_dir, progress)
     return Run(folder, summary, read_metrics(folder), standard)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Refuse a folder in which another process is working; the lock of one that was killed is gone with it."""
+    try:
+        with FileLock(folder / LOCK, timeout=0):
+            yield
+    except Timeout:
+        raise ResumeError(f"another process is working in {folder}; wait until it ends, or stop it") from None
 
 
 @contextmanager
