@@ -155,7 +155,7 @@ def test_all_estimates(run):
 def test_certify_writes_its_files_and_continues(run, weights, tmp_path, monkeypatch):
     arguments = ("digit_net:build", "--weights", weights, "--data", "digits", "--eps", 0.1, "--eps", 0.3, "--out", "r")
     table = run("certify", *arguments, "--limit", 40, "--quiet")
-    for word in ("clean", "certified", "median radius", "0.1", "0.3", "deterministic; rounding included", "40 test"):
+    for word in ("clean", "certified", "median radius", "0.1", "0.3", "deterministic; executed in float32, rounding included", "40 test"):
         assert word in " ".join(table.split())
     assert sorted(path.name for path in (tmp_path / "r").iterdir()) == [
         "bound.json", "bound.safetensors", "certificates.csv", "certificates.origin.json", "constants.json",
@@ -188,6 +188,28 @@ def test_certify_with_attack_orders_the_accuracies(run, weights):
     )  # fmt: skip
     (at,) = facts["at"]
     assert 0 < at["certified"] <= at["attacked"] <= facts["clean"]
+
+
+def test_in_float64_rounding_costs_next_to_nothing(run, weights, tmp_path):
+    """The same weights have larger radii, by what the rounding of float32 could have changed."""
+    arguments = ("digit_net:build", "--weights", weights, "--data", "digits", "--eps", 0.3, "--limit", 30, "--attack")
+    single = json.loads(run("certify", *arguments, "--json", "--out", "single"))
+    double = json.loads(run("certify", *arguments, "--float64", "--json", "--out", "double"))
+    assert (single["execution"], double["execution"]) == ("float32", "float64")
+    radii = {name: read_certificates(tmp_path / name / "certificates.csv").radius for name in ("single", "double")}
+    assert (radii["double"] > radii["single"]).all()
+    assert torch.allclose(radii["double"], radii["single"], rtol=1e-2)
+    estimated = read_certificates(tmp_path / "double" / "certificates.csv").margin
+    bound = lipcert.Bound.load(tmp_path / "double" / "bound")
+    assert (radii["double"] >= estimated / bound.value.max() * (1 - 1e-9)).all()
+
+
+def test_certify_by_another_method(run, weights):
+    arguments = ("digit_net:build", "--weights", weights, "--data", "digits", "--eps", 0.3, "--limit", 10, "--json")
+    plain = json.loads(run("certify", *arguments, "--out", "plain"))
+    better = json.loads(run("certify", *arguments, "--method", "rescaled", "--out", "better"))
+    assert (plain["method"], better["method"]) == ("liplt", "rescaled")
+    assert better["mean_radius"] > plain["mean_radius"]
 
 
 def test_attack(run, weights):

@@ -123,7 +123,7 @@ def test_table_of_a_run(run):
         shares = [part.summary["clean"]]
         for entry in part.summary["at"]:
             shares += [entry["attacked"], entry["certified"]]
-        assert row[1:-2] == [f"{share:.2%}" for share in shares]
+        assert row[1:-1] == [f"{share:.2%}" for share in shares]
 
 
 def test_pandas_of_a_bound(bound):

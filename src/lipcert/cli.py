@@ -86,6 +86,8 @@ def certify(
     input_shape: InputShape = None,
     data_dir: DataDir = None,
     out: Annotated[Path, typer.Option(help="Folder for certificates.csv and summary.json.")] = Path("runs/certify"),
+    method: Annotated[str, typer.Option(help=f"Of the bound: {', '.join(METHODS)}.")] = "liplt",
+    float64: Annotated[bool, typer.Option("--float64", help="Execute in float64: rounding costs nothing.")] = False,
     attack: Annotated[bool, typer.Option("--attack", help="Attack every input and cross-check its radius.")] = False,
     limit: Limit = None,
     as_json: AsJson = False,
@@ -93,8 +95,11 @@ def certify(
 ) -> None:
     """Clean, attacked and certified accuracy; radii of every test input as CSV. Continues where it stopped."""
     loaded = load_model(model, weights=weights, input_shape=_shape(input_shape))
+    loaded = loaded.in_float64() if float64 else loaded
     with progress_bar(hidden=quiet or as_json) as progress:
-        summary = evaluate.certify(loaded, data, data_dir, eps, out, attack=attack, limit=limit, progress=progress)
+        summary = evaluate.certify(
+            loaded, data, data_dir, eps, out, method=method, attack=attack, limit=limit, progress=progress
+        )
     page, _ = reports.report([out], None, None)
     _show(summary, as_json)
     if not as_json:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
@@ -26,6 +27,15 @@ class LoadedModel:
     model: nn.Module
     input_shape: Shape
     name: str
+
+    def in_float64(self) -> LoadedModel:
+        """The same weights, executed in float64."""
+        return replace(self, model=self.model.double())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which the model computes."""
+        return next((t.dtype for t in self.model.state_dict().values() if t.is_floating_point()), torch.float32)
 
 
 def save_checkpoint(

@@ -201,3 +201,12 @@ def test_only_adam_without_muon():
     (adam,) = build_optimizers(tiny(), nn.Linear(3, 2), [])
     assert len(adam.param_groups) == 1
     assert len(adam.param_groups[0]["params"]) == 2
+
+
+def test_a_run_is_certified_in_float64_if_asked(tmp_path):
+    single = lipcert.train(tiny(), tmp_path / "single").summary
+    double = lipcert.train(tiny("execution=float64"), tmp_path / "double").summary
+    assert (single["execution"], double["execution"]) == ("float32", "float64")
+    one, other = weights(tmp_path / "single"), weights(tmp_path / "double")
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert single["mean_radius"] < double["mean_radius"] < 1.05 * single["mean_radius"]

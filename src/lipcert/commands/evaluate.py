@@ -58,6 +58,7 @@ def certify(
     epsilons: Sequence[float],
     out: Path,
     *,
+    method: str = "liplt",
     attack: bool,
     limit: int | None,
     progress: Report,
@@ -65,22 +66,22 @@ def certify(
     """Bound, certify (continuing an earlier run in the same folder), optionally attack; writes the folder `out`."""
     _check_epsilons(epsilons)
     dataset, test = _test_split(loaded, name, data_dir, limit)
+    execution = str(loaded.dtype).removeprefix("torch.")
     began = time.perf_counter()
-    bound = stored_bound(loaded.model, loaded.input_shape, out / "bound", progress)
+    bound = stored_bound(loaded.model, loaded.input_shape, out / "bound", progress, method)
     certifier = Certifier(loaded.model, bound)
     facts: dict[str, Any] = {
         "model": loaded.name, "data": dataset.name, "data_title": dataset.title, "data_note": dataset.note,
-        "inputs": len(test), "units": "l2, pixels in [0, 1]",
+        "inputs": len(test), "units": "l2, pixels in [0, 1]", "execution": execution,
         "method": bound.method, "target": bound.target, "guarantee": bound.guarantee,
         "mean_constant": bound.mean, "fingerprint": bound.facts.fingerprint,
     }  # fmt: skip
-    origin = f"{dataset.name} {dataset.checksum} float32"
     certificates = certify_to_csv(
         certifier,
         lambda first, last: (test.pixels(slice(first, last)), test.labels[first:last]),
         len(test),
         out / "certificates.csv",
-        origin=origin,
+        origin=f"{dataset.name} {dataset.checksum} {execution}",
         batch_size=_BATCH,
         progress=progress,
     )
@@ -101,7 +102,7 @@ def certify(
         rows.append((*cells, f"{facts['mean_radius']:.4f}", f"{facts['median_radius']:.4f}"))
     return Summary(
         f"{loaded.name} on {dataset.name}, {len(test)} test inputs",
-        f"Certified: {bound.guarantee}; rounding included. {dataset.note} Written to {out}.",
+        f"Certified: {bound.guarantee}; executed in {execution}, rounding included. {dataset.note} Written to {out}.",
         ("ε (l2)", "clean", "attacked", "certified", "mean radius", "median radius"),
         rows,
         facts,
@@ -144,7 +145,7 @@ def _test_split(
 ) -> tuple[data.Dataset, data.Split]:
     if limit is not None and limit < 1:
         raise OptionError(f"--limit is {limit}, expected 1 or more")
-    dataset = data.load(name, data_dir)
+    dataset = data.load(name, data_dir).in_dtype(loaded.dtype)
     if dataset.input_shape != loaded.input_shape:
         raise ShapeError(f"{name} has images of shape {dataset.input_shape}, the model takes {loaded.input_shape}")
     test = dataset.test

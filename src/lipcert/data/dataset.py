@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -23,12 +23,13 @@ class Split:
     """Images and labels of one split.
 
     images: uint8 (N, C, H, W); the pixel value is images / maximum, in [0, 1], never normalised.
-    labels: int64 (N,).
+    labels: int64 (N,). dtype: of the pixels.
     """
 
     images: Tensor
     labels: Tensor
     maximum: int = 255
+    dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
         if self.images.dtype != torch.uint8 or self.images.ndim != 4 or 0 in self.images.shape:
@@ -45,13 +46,13 @@ class Split:
         return f"Split({len(self):,} images of {tuple(self.images.shape[1:])})"
 
     def pixels(self, index: Tensor | slice | None = None) -> Tensor:
-        """Float32 pixels in [0, 1] of the images at the index, or of all."""
+        """Pixels in [0, 1] of the images at the index, or of all."""
         images = self.images if index is None else self.images[index]
-        return images.to(torch.float32) / self.maximum
+        return images.to(self.dtype) / self.maximum
 
     def take(self, index: Tensor | slice) -> Split:
         """The images and labels at the index, as a split of their own."""
-        return Split(self.images[index], self.labels[index], self.maximum)
+        return replace(self, images=self.images[index], labels=self.labels[index])
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +80,10 @@ class Dataset:
                 raise DataError(
                     f"{self.title}: a label of the {name} split is {culprit}, expected 0 to {len(self.class_names) - 1}"
                 )
+
+    def in_dtype(self, dtype: torch.dtype) -> Dataset:
+        """The same data, with pixels of another dtype in the test split."""
+        return replace(self, test=replace(self.test, dtype=dtype))
 
     @property
     def splits(self) -> dict[str, Split]:

@@ -175,7 +175,8 @@ def _origin(run: RunFolder) -> dict[str, str]:
     rows = {
         "command": _command(run),
         "note": summary.get("note"),
-        "guarantee": f"{summary.get('guarantee', NOTHING)}; the rounding of the executed network is included",
+        "guarantee": f"{summary.get('guarantee', NOTHING)}; executed in {summary.get('execution', 'float32')}, "
+        "rounding included",
         "method": f"{summary.get('method', NOTHING)}, {summary.get('target', NOTHING)}",
         "units": summary.get("units"),
         "data": ", ".join(str(value) for value in (run.data, summary.get("data_note") or data.get("note")) if value),

@@ -19,7 +19,7 @@ _TINY_EPOCHS = 4
 _FEWEST = 2
 # The attacks of a table are its own: the end of a training need not make any.
 _OWN_ATTACKS = [f"{field}=0" for field in ("attack_inputs",) if field in TrainConfig.model_fields]
-_IRRELEVANT = {"name", "note", "attack_inputs", "checkpoint_seconds", "tensorboard"}
+_IRRELEVANT = {"name", "note", "attack_inputs", "execution", "checkpoint_seconds", "tensorboard"}
 ATTACKED = {"tiny": 40, "hour": 200, "paper": 10_000}
 """How many test inputs are attacked."""
 STEPS = {"tiny": 20, "hour": 100, "paper": 100}

@@ -159,7 +159,8 @@ class TrainConfig(_Model):
     warmup_epochs: the first ones, trained by cross-entropy alone. classes_per_batch: 0 for no limit.
     clip_norm: largest norm of the gradient, 0 for no limit. precision: of the forward pass, never of the constants.
     compare_standard: also train a twin by cross-entropy alone. attack_inputs: how many test inputs are attacked at the
-    end, evenly spread over the test split. note: what a reader of the results has to know.
+    end, evenly spread over the test split. execution: the arithmetic in which the trained model is certified and
+    attacked; in float64 rounding costs nothing. note: what a reader of the results has to know.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "run"
@@ -180,6 +181,7 @@ class TrainConfig(_Model):
     checkpoint_seconds: NonNegativeFloat = 60.0
     compare_standard: bool = False
     attack_inputs: NonNegativeInt = 1000
+    execution: Literal["float32", "float64"] = "float32"
     tensorboard: bool = False
     loss: Annotated[LossConfig, Field(discriminator="type")]
     estimator: EstimatorConfig = EstimatorConfig()

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from lipcert.bounds.certified import stored_bound
@@ -41,6 +42,8 @@ def finish(
     path = folder / "model.safetensors"
     save_checkpoint(model, path, config.model, shape, classes, input_range=config.input_range)
     loaded = load_model(str(path))
+    if config.execution == "float64":
+        loaded, dataset = loaded.in_float64(), dataset.in_dtype(torch.float64)
     began = time.perf_counter()
     method, fit = "liplt", None
     if scales is not None and config.robust:  # what training has learned is a good start
@@ -52,7 +55,7 @@ def finish(
         lambda first, last: (test.pixels(slice(first, last)), test.labels[first:last]),
         len(test),
         folder / "certificates.csv",
-        origin=f"{dataset.name} {dataset.checksum} float32",
+        origin=f"{dataset.name} {dataset.checksum} {config.execution}",
         progress=progress,
     )
     certified = time.perf_counter()
@@ -63,7 +66,7 @@ def finish(
         "name": config.name, "model": config.model, "loss": config.loss.type, "epochs": config.epochs,
         "seed": config.seed, "note": config.note,
         "data": dataset.name, "data_title": dataset.title, "data_note": dataset.note, "inputs": len(test),
-        "units": "l2, pixels in [0, 1]",
+        "units": "l2, pixels in [0, 1]", "execution": config.execution,
         "method": bound.method, "target": bound.target, "guarantee": bound.guarantee,
         "mean_constant": bound.mean, "fingerprint": bound.facts.fingerprint,
         "clean": certificates.clean_accuracy,

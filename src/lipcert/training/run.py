@@ -76,15 +76,18 @@ class Run:
             shares = [row["clean"]]
             for entry in row["at"]:
                 shares += [share for share in (entry["attacked"], entry["certified"]) if share is not None]
-            numbers = f"{row['median_radius']:.4f}", f"{row['training_seconds']:.1f}"
-            rows.append((row["loss"], *(f"{share:.2%}" for share in shares), *numbers))
+            rows.append((row["loss"], *(f"{share:.2%}" for share in shares), f"{row['median_radius']:.4f}"))
         notes = [facts["note"]] if facts["note"] else []
         if self.standard is not None:
             notes.append("standard: the same network, trained for accuracy only.")
-        notes.append(f"Certified: {facts['guarantee']}; rounding included; {facts['units']}. Folder: {self.folder}")
+        execution = facts.get("execution", "float32")
+        notes.append(
+            f"Trained in {facts['training_seconds']:.0f} s. Certified: {facts['guarantee']}; executed in {execution}, rounding included; {facts['units']}. "
+            f"Folder: {self.folder}"
+        )
         return TextTable(
             f"{facts['name']}: {facts['model']} on {facts['data_title']}, {facts['inputs']:,} test inputs",
-            (*columns, "median radius", "seconds"),
+            (*columns, "median radius"),
             rows,
             " ".join(notes),
         )
@@ -256,7 +259,7 @@ def _check_environment(folder: Path, config: TrainConfig, dataset: data.Dataset,
 
 def _digest(config: TrainConfig) -> str:
     """Of everything that determines the weights."""
-    left_out = {"name", "note", "attack_inputs", "checkpoint_seconds", "tensorboard"}
+    left_out = {"name", "note", "attack_inputs", "execution", "checkpoint_seconds", "tensorboard"}
     relevant = config.model_dump_json(exclude=left_out, exclude_defaults=True)  # so that new fields change nothing
     return hashlib.sha256(relevant.encode()).hexdigest()
 
