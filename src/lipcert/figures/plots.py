@@ -178,7 +178,7 @@ def draw_lines(
     if percent:
         _percent(axes, y)
     if logarithmic:
-        axes.set_yscale("log")
+        _logarithmic(axes)
     if len(series) > 1 or next(iter(series), ""):
         axes.legend()
 
@@ -201,6 +201,17 @@ def bars(groups: Mapping[str, Mapping[str, float]], y: str, *, percent: bool = F
     axes.set_title(title)
     figure.legend(loc="outside upper center", ncols=min(4, max(1, len(names))))
     return figure
+
+
+def _logarithmic(axes: Axes) -> None:
+    """Labels at 1, 2 and 5 times a power of ten, or at powers of ten alone if there are many; written out."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1e3 * low else (1,)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_locator(NullLocator())
 
 
 def _percent(axes: Axes, what: str) -> None:

@@ -82,8 +82,8 @@ class Run:
             notes.append("standard: the same network, trained for accuracy only.")
         execution = facts.get("execution", "float32")
         notes.append(
-            f"Trained in {facts['training_seconds']:.0f} s. Certified: {facts['guarantee']}; executed in {execution}, rounding included; {facts['units']}. "
-            f"Folder: {self.folder}"
+            f"Trained in {facts['training_seconds']:.0f} s. Certified: {facts['guarantee']}; executed in {execution}, "
+            f"rounding included; {facts['units']}. Folder: {self.folder}"
         )
         return TextTable(
             f"{facts['name']}: {facts['model']} on {facts['data_title']}, {facts['inputs']:,} test inputs",
