@@ -28,6 +28,7 @@ SITES = {
     "mlp-2048": 1,
     "mlp-1024-1024": 2,
     "maxmin-1024": 1,
+    "maxmin-512-512": 2,
     "rho-mlp": 2,
     "rho-mlp-256": 4,
     "rho-conv": 3,

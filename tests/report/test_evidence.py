@@ -139,7 +139,7 @@ def test_a_run_that_is_stopped_while_it_attacks_is_finished_later(finished, run,
         patch.setattr(evidence, "make_bound", None)  # constants.json is kept
         resume(run)
     assert (run / "attacks.csv").read_text() == expected
-    assert not list(run.glob(".*"))
+    assert not list(run.glob(".*.tmp"))
 
 
 @pytest.mark.parametrize(

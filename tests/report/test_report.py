@@ -78,7 +78,7 @@ def test_one_run_is_written_into_its_folder(run):
     document = parse(page)
     assert "open: neither proved nor broken" in document.text_of("accuracy")
     assert "standard" not in document.text_of("runs")
-    assert not list(run.glob(".*"))
+    assert not list(run.glob(".*.tmp"))
 
 
 def test_several_runs_stand_side_by_side(finished, run, tmp_path, undrawn):
