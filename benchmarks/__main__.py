@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 import torch
 from rich.console import Console
@@ -32,7 +33,7 @@ def main() -> None:
     if unknown := set(arguments.parts) - set(PARTS):
         parser.error(f"unknown part {', '.join(unknown)}; choose from {', '.join(PARTS)}")
     torch.set_flush_denormal(True)
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 140)  # files have no width of their own
     for name in arguments.parts or PARTS:
         given = arguments.models if name == "tightness" else []
         options = {"models": given} if given else {}
