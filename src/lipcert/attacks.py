@@ -19,7 +19,7 @@ from lipcert.files import replace_file
 from lipcert.norms.certified import Progress, no_progress
 
 PAPER_STEP = 0.001
-"""The constant step of the paper's PGD evaluation."""
+"""The size of the steps of PGD that the paper states."""
 _BEYOND = (-4.0, 5.0)
 """Radii hold outside the range of pixels too: certificates are also judged there."""
 ON_SPHERE = 1e-6
@@ -56,8 +56,9 @@ def pgd(
 ) -> Attacked:
     """l2 projected gradient descent: looks for inputs within ε that the model does not assign to `classes`.
 
-    step="relative" moves by ε/10 at first and restarts from random points; step="paper" makes the paper's constant
-    steps of 0.001 from the input itself.
+    step="relative" moves by ε/10 at first and restarts from random points; step="paper" makes constant
+    steps of 0.001, the size that the paper states, from the input itself: 100 of them move it by 0.1 at most. What the
+    paper's authors run is another attack, `lipcert.reproduce.authors_pgd`.
     """
     from foolbox.attacks.projected_gradient_descent import L2ProjectedGradientDescentAttack as L2PGD
 

@@ -115,7 +115,7 @@ def attack(
     input_shape: InputShape = None,
     data_dir: DataDir = None,
     steps: Annotated[int, typer.Option(help="PGD iterations.")] = 100,
-    step: Annotated[str, typer.Option(help="relative (ε/10) or paper (0.001).")] = "relative",
+    step: Annotated[str, typer.Option(help="relative (ε/10), or paper (0.001, as it states).")] = "relative",
     restarts: Annotated[int, typer.Option(help="PGD runs, all but the first from random points.")] = 2,
     limit: Limit = None,
     as_json: AsJson = False,

@@ -123,7 +123,7 @@ def test_divergence_is_diagnosed_and_the_last_good_checkpoint_stays(tmp_path):
     assert "at learning rate 1e+18" in message
     assert "Lower schedule.lr0" in message
     assert str(path) in message
-    tensors, _ = read_checkpoint(path, run._digest(config))
+    tensors, _ = read_checkpoint(path, run.weights_digest(config))
     assert all(tensor.isfinite().all() for tensor in tensors.values())
     assert not (tmp_path / "model.safetensors").exists()
 
@@ -139,7 +139,7 @@ def test_weights_that_became_nan_are_not_saved(tmp_path, monkeypatch):
     config = tiny("checkpoint_seconds=0")
     with pytest.raises(DivergenceError, match=r"model.1.weight contains NaN or infinity"):
         lipcert.train(config, tmp_path)
-    tensors, position = read_checkpoint(tmp_path / "checkpoint.safetensors", run._digest(config))
+    tensors, position = read_checkpoint(tmp_path / "checkpoint.safetensors", run.weights_digest(config))
     assert (position.epoch, position.step) == (0, 0)
     assert all(tensor.isfinite().all() for tensor in tensors.values())
 

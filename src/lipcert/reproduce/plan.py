@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import Any
 
 from lipcert.errors import OptionError, check_choice
 from lipcert.training import TrainConfig
+from lipcert.training.run import weights_digest
 
 BUDGETS = ("tiny", "hour", "paper")
 PROTOCOLS = ("lipcert", "authors")
@@ -17,9 +17,7 @@ _EPOCHS = {"mnist": 3, "cifar10": 4, "tiny-imagenet": 2}
 _TINY = ("model=mlp-64", "epochs=40", "batch_size=64", "compare_standard=false", "epsilons=[0.25]")
 _TINY_EPOCHS = 4
 _FEWEST = 2
-# The attacks of a table are its own: the end of a training need not make any.
-_OWN_ATTACKS = [f"{field}=0" for field in ("attack_inputs",) if field in TrainConfig.model_fields]
-_IRRELEVANT = {"name", "note", "attack_inputs", "execution", "checkpoint_seconds", "tensorboard"}
+_OWN_ATTACKS = "attack_inputs=0"  # a table makes its attacks itself
 ATTACKED = {"tiny": 40, "hour": 200, "paper": 10_000}
 """How many test inputs are attacked."""
 STEPS = {"tiny": 20, "hour": 100, "paper": 100}
@@ -76,7 +74,7 @@ class Plan:
         """CRM as in the paper, in the epochs of the budget, with overrides."""
         base = self._base(data)
         epochs = self.epochs or {"tiny": _TINY_EPOCHS, "hour": _EPOCHS[data]}.get(self.budget)
-        config = (compressed(base, epochs) if epochs else base).with_overrides([*_OWN_ATTACKS, *overrides])
+        config = (compressed(base, epochs) if epochs else base).with_overrides([_OWN_ATTACKS, *overrides])
         return config.with_overrides([f"name={run_name(config)}"])
 
     def standard(self, data: str) -> TrainConfig:
@@ -122,7 +120,5 @@ def compressed(config: TrainConfig, epochs: int) -> TrainConfig:
 
 
 def run_name(config: TrainConfig) -> str:
-    """A folder name that is the same for the same training: readable, then a digest of everything but the notes."""
-    relevant = config.model_dump_json(exclude=_IRRELEVANT, exclude_defaults=True)  # so that new fields change nothing
-    digest = hashlib.sha256(relevant.encode()).hexdigest()
-    return f"{config.data}-{config.model}-{config.loss.type}-{digest[:8]}"
+    """A folder name that is the same for the same training: readable, then a digest of what determines the weights."""
+    return f"{config.data}-{config.model}-{config.loss.type}-{weights_digest(config)[:8]}"

@@ -180,7 +180,7 @@ def _run_alone(
         summary = json.loads((folder / SUMMARY).read_text())
     summary = fabric.broadcast(summary)
     if not summary:
-        training = Training(fabric, config, _digest(config), dataset, folder)
+        training = Training(fabric, config, weights_digest(config), dataset, folder)
         torch.set_flush_denormal(True)  # Adam's moments of weights without gradient end there
         try:
             training.run(progress)
@@ -257,7 +257,7 @@ def _check_environment(folder: Path, config: TrainConfig, dataset: data.Dataset,
     _write(path, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
 
 
-def _digest(config: TrainConfig) -> str:
+def weights_digest(config: TrainConfig) -> str:
     """Of everything that determines the weights."""
     left_out = {"name", "note", "attack_inputs", "execution", "checkpoint_seconds", "tensorboard"}
     relevant = config.model_dump_json(exclude=left_out, exclude_defaults=True)  # so that new fields change nothing
