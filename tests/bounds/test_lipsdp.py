@@ -13,7 +13,7 @@ from torch import nn
 import lipcert
 from drawn import networks
 from helpers import examples, randn, reference
-from lipcert.bounds import lipsdp
+from lipcert.bounds import inequality, lipsdp
 from lipcert.bounds.lipsdp import lipsdp_constants
 from lipcert.errors import NonFiniteError, OptionError, TooLargeError
 from lipcert.layers import MaxMin
@@ -219,7 +219,7 @@ def test_a_bad_solver_costs_accuracy_but_not_truth(name, solution, monkeypatch):
     else:
         model, shape = MODELS[name]
         least = constants(model, shape).item() * (1 - 1e-7)  # the optimum, but for the solver's tolerance
-    monkeypatch.setitem(lipsdp.SOLVERS, "barrier", lambda problem: BAD[solution](lipsdp._barrier(problem)))
+    monkeypatch.setitem(inequality.SOLVERS, "barrier", lambda problem: BAD[solution](inequality.barrier(problem)))
     value = constants(model, shape).item()
     assert least <= value <= reference(model, shape).item() * (1 + 1e-6)
     if solution == "ρ too small":  # ρ is not taken from the solver
@@ -230,7 +230,7 @@ def test_a_solver_that_fails_leaves_liplt(monkeypatch):
     def fail(problem):
         raise np.linalg.LinAlgError
 
-    monkeypatch.setitem(lipsdp.SOLVERS, "barrier", fail)
+    monkeypatch.setitem(inequality.SOLVERS, "barrier", fail)
     model, shape = MODELS["paper residual"]
     for target in ("network", "pairwise"):
         expected = reference(model, shape, "liplt", target)
@@ -253,15 +253,15 @@ def test_neurons_without_input_or_output_do_not_count():
 def test_the_proof_refuses_what_is_infeasible():
     """ρ below the optimum by the accuracy of the solver is not proved, and errors in the maps enlarge the bound."""
     problem, _, _ = lipsdp._System(lipcert.trace(*MODELS["chain"]), "neuron", 99, lambda *_: None).problem(None)
-    x = lipsdp._barrier(problem)
-    x[0] = lipsdp._smallest_rho(problem, x)
-    assert lipsdp._proved(problem, x * np.where(np.arange(len(x)) == 0, 1 + 1e-8, 1.0)) < 1e-9
-    assert lipsdp._proved(problem, x * np.where(np.arange(len(x)) == 0, 1 - 1e-8, 1.0)) == np.inf
-    plain = lipsdp._prove(problem, x, 1.0)
-    shaky = lipsdp._Problem(
+    x = inequality.barrier(problem)
+    x[0] = inequality.smallest_rho(problem, x)
+    assert inequality.proved(problem, x * np.where(np.arange(len(x)) == 0, 1 + 1e-8, 1.0)) < 1e-9
+    assert inequality.proved(problem, x * np.where(np.arange(len(x)) == 0, 1 - 1e-8, 1.0)) == np.inf
+    plain = inequality.prove(problem, x, 1.0)
+    shaky = inequality.Problem(
         **{**vars(problem), "drift": problem.drift + np.tril(np.full_like(problem.drift, 1e-7), -1)}
     )
-    assert plain * (1 + 1e-6) < lipsdp._prove(shaky, x, 1.0)
+    assert plain * (1 + 1e-6) < inequality.prove(shaky, x, 1.0)
 
 
 def test_refusals(monkeypatch):
