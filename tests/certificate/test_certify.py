@@ -141,15 +141,6 @@ def test_margins_within_the_rounding_errors_certify_nothing():
     assert certificate.radius.tolist() == [0.0]
 
 
-def test_one_class_is_certified_everywhere():
-    certificate = lipcert.certify(dense_chain(3, 4, 1), randn(5, 3))
-    assert certificate.prediction.tolist() == [0] * 5
-    assert certificate.radius.tolist() == [torch.inf] * 5
-    logits, radius = lipcert.CertifiedClassifier(model := dense_chain(3, 4, 1), lipcert.bound(model, (3,)))(randn(5, 3))
-    assert logits.shape == (5, 1)
-    assert radius.tolist() == [torch.inf] * 5
-
-
 def test_accuracies():
     prediction, label = torch.tensor([0, 1, 2, 1]), torch.tensor([0, 1, 2, 2])
     radius = torch.tensor([0.5, 1.0, 0.0, 2.0], dtype=torch.float64)

@@ -3,10 +3,10 @@
 Let d⁰_k be the error made at the output of site k for the input x (from `error_pass`) and T_k the constants from there
 to the logit differences. Then the computed difference z_a − z_b at x is off by at most e_a + e_b + Σ_k T_k d⁰_k. At a
 point at distance R the errors d_k are larger by what the values can grow: with Λ_il bounding the map from the output
-of site l to the output of site i, p_ki the error at the input of site k per unit of ‖û_i‖, and U_i the growth of ‖û_i‖
-per unit of R,
+of site l to the output of site i, q_ki how much the error at the input of site k grows when û_i changes (see `stages`),
+and U_i how much û_i changes per unit of R,
 
-    d ≤ d⁰ + g·R + S·(d⁰ + d),     g_k = Lip_k Σ_i p_ki U_i,     S_kl = Lip_k Σ_i p_ki Λ_il,
+    d ≤ d⁰ + g·R + S·(d⁰ + d),     g_k = Lip_k Σ_i q_ki U_i,     S_kl = Lip_k Σ_i q_ki Λ_il,
 
 because û itself carries the errors made before. S is strictly triangular and tiny.
 """
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lipcert.bounds.bound import Bound, pairwise_upper
 from lipcert.certificate.error_pass import Execution
-from lipcert.certificate.stages import Stages, logit_errors
+from lipcert.certificate.stages import Stages
 from lipcert.network.normal_form import Network
 from lipcert.norms.rounding import gamma
 
@@ -68,23 +68,22 @@ def rounding_model(network: Network, exact: Network, stages: Stages, bound: Boun
     own = 2 * gamma(1, network.dtype) * torch.tensor(ulps, dtype=torch.float64)
     between = bound.between.cpu()  # (n+1, n+1)
     to_output = lipschitz[:, None] * between + torch.eye(n + 1, dtype=torch.float64)  # Λ_il, sites 0..n
-    stage = stages.errors  # p_ki, sites k = 1..n+1, i = 0..n
+    stage = stages.errors  # q_ki, sites k = 1..n, i = 0..n
     grown = to_output[:, 0]  # U_i
     reach = 1e36 / max(1.0, float((stages.norms @ grown).max()))
     slope = lipschitz[1:, None]
-    grow = (slope * (stage[:-1] @ grown[:, None]))[:, 0] + 2 * own * grown[1:]
-    second = slope * (stage[:-1] @ to_output[:, 1:]) + 2 * own[:, None] * (between[1:, 1:] + 0.0)
+    grow = (slope * (stage @ grown[:, None]))[:, 0] + 2 * own * grown[1:]
+    second = slope * (stage @ to_output[:, 1:]) + 2 * own[:, None] * (between[1:, 1:] + 0.0)
     second = torch.tril(second, -1) * 1.01
     identity = torch.eye(n, dtype=torch.float64)
     solve = torch.linalg.inv(identity - second).clamp(min=0) if n else identity
     ball = solve @ (identity + second) * (1 + 1e-4)
     spread = solve @ grow * (1 + 1e-4)
-    logits = logit_errors(network, exact)  # (K, n+1): p_ai
-    last_stage = logits @ to_output[:, 1:]
+    last_stage = stages.logits @ to_output[:, 1:]
     tails = torch.stack([pairwise_upper(tail, bound.target, classes) for tail in bound.tails[1:].cpu()]) if n else None
     tails = tails if tails is not None else torch.zeros(0, classes, classes, dtype=torch.float64)
     tails = tails + last_stage.T[:, :, None] + last_stage.T[:, None, :]
-    growth = torch.einsum("k,kab->ab", spread, tails) + _pairs(logits @ grown)
+    growth = torch.einsum("k,kab->ab", spread, tails) + _pairs(stages.logits @ grown)
     return RoundingModel(tails, last_stage, identity + ball, ball, growth * (1 + 1e-9), reach)
 
 
