@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from math import inf, prod
@@ -12,6 +12,8 @@ from hypothesis import settings
 from torch import Tensor, nn
 
 import lipcert
+from lipcert.bounds.certified import bound_targets
+from lipcert.bounds.targets import TARGETS
 from lipcert.network.linear import Function, LinearOp
 
 GELU_SLOPES = (-0.12890414518516, 1.12890414518516)
@@ -33,9 +35,37 @@ def eye(shape: tuple[int, ...]) -> Tensor:
 
 def jacobian(model: nn.Module, shape: tuple[int, ...], create_graph: bool = False) -> Tensor:
     """The Jacobian of a model at a random input, (outputs, inputs)."""
-    x = randn(*shape, seed=3)
+    return jacobian_at(model, randn(*shape, seed=3), create_graph)
+
+
+def jacobian_at(model: nn.Module, x: Tensor, create_graph: bool = False) -> Tensor:
+    """The Jacobian of a model at an input, (outputs, inputs)."""
     full = torch.autograd.functional.jacobian(lambda t: model(t[None])[0], x, create_graph=create_graph)
-    return full.reshape(-1, prod(shape))
+    return full.reshape(-1, x.numel())
+
+
+def jacobians(model: nn.Module, shape: tuple[int, ...], count: int) -> Tensor:
+    """Jacobians at random points of several scales, (count, outputs, inputs)."""
+    return torch.stack([jacobian_at(model, randn(*shape, seed=k) * 10.0 ** (k % 3 - 1)) for k in range(count)])
+
+
+def check_jacobians(model: nn.Module, shape: tuple[int, ...], constants: Mapping[str, Tensor], count: int = 8) -> None:
+    """No Jacobian at random points is steeper than the constants, by target."""
+    local = jacobians(model, shape, count)
+    pairs = (local[:, :, None] - local[:, None]).norm(dim=3)
+    steepness = {"network": torch.linalg.matrix_norm(local, 2), "per-class": local.norm(dim=2),
+                 "last-layer": pairs, "pairwise": pairs}  # fmt: skip
+    for target, constant in constants.items():
+        assert (steepness[target] <= constant).all(), target
+
+
+def check_between(model: nn.Module, shape: tuple[int, ...], method: str, **options: object) -> None:
+    """A method's constants of all targets lie between Jacobians at random points and LipLT."""
+    bounds, plain = (bound_targets(model, shape, name, TARGETS, **options) for name in (method, "liplt"))
+    for target, bound in bounds.items():
+        assert bound.method == method
+        assert (bound.value <= plain[target].value).all(), target
+    check_jacobians(model, shape, {target: bound.value for target, bound in bounds.items()})
 
 
 def operations(network: lipcert.Network) -> list[LinearOp]:

@@ -22,6 +22,7 @@ ACTIVATIONS = {
     "sigmoid": nn.Sigmoid,
     "prelu": nn.PReLU,
 }
+DRAWN = {"target": st.sampled_from(TARGETS), "seed": st.integers(0, 99)}
 OPERATIONS = st.sampled_from(["linear", "cat", "add", "relu", "relu", "gelu", "tanh", "leaky"])
 
 
@@ -39,35 +40,21 @@ def test_networks(name, method, target):
 
 
 @examples(0.5)
-@given(
-    widths=st.lists(st.integers(1, 5), min_size=2, max_size=5),
-    activation=st.sampled_from(list(ACTIVATIONS)),
-    target=st.sampled_from(TARGETS),
-    seed=st.integers(0, 99),
-)
+@given(widths=st.lists(st.integers(1, 5), min_size=2, max_size=5), activation=st.sampled_from([*ACTIVATIONS]), **DRAWN)
 def test_random_chains(widths, activation, target, seed):
     model = dense_chain(*widths, activation=ACTIVATIONS[activation], seed=seed)
     agree(model, (widths[0],), "liplt", target)
 
 
 @examples(0.5)
-@given(
-    widths=st.lists(st.integers(2, 4), min_size=2, max_size=4),
-    activation=st.sampled_from(list(ACTIVATIONS)),
-    target=st.sampled_from(TARGETS),
-    seed=st.integers(0, 99),
-)
+@given(widths=st.lists(st.integers(2, 4), min_size=2, max_size=4), activation=st.sampled_from([*ACTIVATIONS]), **DRAWN)
 def test_random_residual_networks(widths, activation, target, seed):
     model = gaussian(PaperResidual(widths, 3, 3, ACTIVATIONS[activation]), seed)
     agree(model, (widths[0],), "liplt", target)
 
 
 @examples(0.5)
-@given(
-    plan=st.lists(st.tuples(OPERATIONS, st.integers(0, 9), st.integers(0, 9)), min_size=2, max_size=8),
-    target=st.sampled_from(TARGETS),
-    seed=st.integers(0, 99),
-)
+@given(plan=st.lists(st.tuples(OPERATIONS, st.integers(0, 9), st.integers(0, 9)), min_size=2, max_size=8), **DRAWN)
 def test_random_dags(plan, target, seed):
     agree(gaussian(RandomDag(3, 3, plan), seed), (3,), "liplt", target)
 

@@ -11,8 +11,8 @@ from torch import nn
 
 import lipcert
 from drawn import networks
-from helpers import dense_maps, examples, jacobian, randn, reference
-from lipcert.bounds.certified import METHODS, bound_targets
+from helpers import check_between, dense_maps, examples, jacobian, randn, reference
+from lipcert.bounds.certified import METHODS
 from lipcert.bounds.forms import form
 from lipcert.bounds.refine import MULTIPLIERS, propose_diagonals, refine
 from lipcert.bounds.scales import FitOptions
@@ -36,7 +36,7 @@ def refined(model, shape, multiplier=None, target="network", options=None):
         return sum(found.term(network.depth + 1, i, m) for i in range(network.depth + 1))
     count = network.classes
     unlimited = torch.full((network.depth + 1, *[count] * (1 if target == "per-class" else 2)), 1e9).double()
-    return found.shares(target, unlimited, m)
+    return found.shares(target, unlimited, m, lambda _: None)
 
 
 def one_layer(n=6, inputs=4, outputs=3, seed=0):
@@ -125,28 +125,29 @@ def test_several_layers_are_the_recursion_on_dense_matrices(name, multiplier):
     assert all(own <= plain * (1 + 1e-6) for own, plain in zip(m, dense.prefix(), strict=True))
 
 
-def check_between(model, shape):
-    bounds, plain = (bound_targets(model, shape, method, TARGETS) for method in ("lt-sdp", "liplt"))
-    for target, bound in bounds.items():
-        assert (bound.value <= plain[target].value).all()
-        assert bound.method == "lt-sdp"
-    for seed in range(8):
-        x = randn(*shape, seed=seed) * 10.0 ** (seed % 3 - 1)
-        local = torch.autograd.functional.jacobian(lambda t: model(t[None])[0], x).flatten(1)
-        assert torch.linalg.matrix_norm(local, 2) <= bounds["network"].value
-        assert (local.norm(dim=1) <= bounds["per-class"].value).all()
-        assert ((local[:, None] - local[None]).norm(dim=2) <= bounds["pairwise"].value).all()
+@pytest.mark.parametrize("seed", range(5))
+def test_one_layer_refined_in_any_coordinates_is_the_same(seed):
+    """The optimal T of the scaled layer is that of the layer, scaled."""
+    model, shape, w, g = one_layer(seed=seed)
+    network = lipcert.trace(model, shape)
+    scales = {"1": (2 * randn(6, seed=seed)).exp()}
+    rescaled = form("rescaled", network, 2, None, no_progress, scales)
+    found = refine(rescaled, NormOptions(), "optimal")
+    assert found.method == "rescaled lt-sdp"
+    value = sum(found.term(2, i, found.prefix({})) for i in range(2))
+    assert value == pytest.approx(0.5 * np.linalg.norm(g @ w, 2) + 0.5 * sqrt(optimum(g, w)), rel=1e-3)
+    assert value < sum(rescaled.term(2, i, rescaled.prefix({})) for i in range(2))
 
 
 @examples(1)
 @given(drawn=networks)
 def test_drawn_networks_lie_between_jacobians_and_liplt(drawn):
-    check_between(*drawn)
+    check_between(*drawn, "lt-sdp")
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_named_networks_lie_between_jacobians_and_liplt(name):
-    check_between(*MODELS[name])
+    check_between(*MODELS[name], "lt-sdp")
 
 
 @pytest.mark.parametrize("multiplier", MULTIPLIERS)

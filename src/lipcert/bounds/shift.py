@@ -21,7 +21,7 @@ from lipcert.bounds.bound import site_names
 from lipcert.bounds.estimator import Estimator
 from lipcert.bounds.forms import Form, form
 from lipcert.bounds.scales import FitOptions, Scales, fit_scales
-from lipcert.network.coordinates import rescale, spread
+from lipcert.network.coordinates import rebuilt, rescale, spread
 from lipcert.network.linear import Live, Scale
 from lipcert.network.normal_form import Edge, Network, Node, Site
 from lipcert.network.slopes import Slope
@@ -47,11 +47,7 @@ def shift(network: Network, lines: Mapping[int, tuple[Live, Live]]) -> Network:
             edges = (Edge(len(nodes) - 1, Scale(radius, node.shape)), across)
             nodes.append(Node(f"{node.name} shifted", node.shape, edges))
         moved[v] = len(nodes) - 1
-    for index, site in enumerate(network.sites):
-        if index not in sites:
-            sites[index] = replace(site, source=moved.get(site.source, -1), output=moved.get(site.output, -1))
-    produced = {key: moved[v] for key, v in network.produced.items()}
-    return replace(network, nodes=tuple(nodes), sites=tuple(sites[k] for k in sorted(sites)), produced=produced)
+    return rebuilt(network, nodes, moved, sites)
 
 
 class ShiftedScales(Scales):

@@ -6,7 +6,7 @@ slopes of φ_i, so whatever holds for a network holds for the rescaled one, whos
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -36,6 +36,11 @@ def spread(scales: Tensor, network: Network, site: int) -> Tensor:
     return scales.reshape(-1, *(1,) * (len(shape) - 1))
 
 
+def gather(diagonal: Tensor, network: Network, site: int, count: int) -> Tensor:
+    """The `count` free entries of a site's diagonal; the inverse of `spread`. Entries that share one are averaged."""
+    return diagonal.expand(network.nodes[network.sites[site].source].shape).reshape(count, -1).mean(1)
+
+
 def rescale(network: Network, diagonals: Mapping[int, Live]) -> Network:
     """The network with D_i⁻¹ before and D_i after each of the given sites."""
     nodes: list[Node] = []
@@ -55,11 +60,17 @@ def rescale(network: Network, diagonals: Mapping[int, Live]) -> Network:
             edges = tuple(replace(edge, source=moved[edge.source]) for edge in node.edges)
             nodes.append(replace(node, edges=edges))
         moved[v] = len(nodes) - 1
-    for index, site in enumerate(network.sites):
-        if index not in sites:
-            sites[index] = replace(site, source=moved.get(site.source, -1), output=moved.get(site.output, -1))
+    return rebuilt(network, nodes, moved, sites)
+
+
+def rebuilt(network: Network, nodes: Sequence[Node], moved: Mapping[int, int], changed: Mapping[int, Site]) -> Network:
+    """The network with other nodes: `moved` says where the values of the old ones are now, `changed` has new sites."""
+    sites = tuple(
+        changed.get(index) or replace(site, source=moved.get(site.source, -1), output=moved.get(site.output, -1))
+        for index, site in enumerate(network.sites)
+    )
     produced = {key: moved[v] for key, v in network.produced.items()}
-    return replace(network, nodes=tuple(nodes), sites=tuple(sites[k] for k in sorted(sites)), produced=produced)
+    return replace(network, nodes=tuple(nodes), sites=sites, produced=produced)
 
 
 def _reciprocal(diagonal: Live) -> Live:
