@@ -128,6 +128,13 @@ def test_a_tensor_that_is_no_parameter_counts_too():
     assert not belongs(bound, model)
 
 
+def test_a_bound_of_the_same_weights_in_another_type_names_the_type():
+    model = dense_chain(3, 4, 2).float()
+    bound = lipcert.bound(model, (3,))
+    with pytest.raises(BoundError, match=r"made for other weights: the model was in torch.float32 then"):
+        bound.check_belongs(model.double())
+
+
 SAME_WEIGHTS = {
     "slope": (lambda: nn.Sequential(nn.Linear(3, 3), nn.LeakyReLU(0.1)), nn.LeakyReLU(0.2), (3,)),
     "activation": (lambda: nn.Sequential(nn.Linear(3, 3), nn.ReLU()), nn.GELU(), (3,)),

@@ -1,6 +1,7 @@
 """The estimator as a module: state, warm start, types, modes, errors."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -13,6 +14,37 @@ from models import dense_chain, gaussian, named_models
 
 MODELS = named_models()
 TARGETS = ["network", "per-class", "last-layer", "pairwise"]
+
+
+def test_replaced_layers_are_noticed():
+    model = dense_chain(4, 6, 3)
+    estimator = lipcert.Estimator(model, (4,))
+    model.load_state_dict({name: 2 * tensor for name, tensor in model.state_dict().items()}, assign=True)
+    assert (estimator() > 0).any()  # the same layers with other weights
+    model[2] = nn.Linear(6, 3).double()
+    with pytest.raises(OptionError, match="layers of the model were replaced since the estimator was made"):
+        estimator()
+
+
+@pytest.mark.parametrize("method", ["liplt", "rescaled"])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))])
+def test_copies_belong_to_a_copy_of_the_model(method, copied):
+    model = dense_chain(4, 6, 6, 6, 6, 6, 6, 3)
+    estimator = lipcert.Estimator(model, (4,), method, "per-class", 3, seed=5, accelerated=True)
+    estimator()
+    if method == "rescaled":
+        estimator.scales.begin_with({"1": torch.full((6,), 2.0)})
+    other_model, other = copied((model, estimator))
+    assert torch.equal(other(), estimator())
+    assert (other.method, other.target, other.accelerated) == (method, "per-class", True)
+    before = estimator().detach()
+    with torch.no_grad():
+        other_model[0].weight.mul_(2)
+    assert torch.allclose(estimator(), before, rtol=0.01)
+    assert (other() > 1.2 * before).all()
+    other().sum().backward()
+    assert other_model[0].weight.grad is not None
+    assert model[0].weight.grad is None
 
 
 def test_shapes_of_the_value():
@@ -232,3 +264,9 @@ def test_one_number_per_input():
 
 def test_repr_names_the_options():
     assert "method='liplt', target='pairwise', power_iterations=5" in repr(lipcert.Estimator(nn.Linear(2, 2), (2,)))
+
+
+def test_types_with_too_few_bits():
+    estimator = lipcert.Estimator(dense_chain(3, 4, 2).half(), (3,))
+    with pytest.raises(OptionError, match=r"estimates need float32 or float64, the model is in torch.float16"):
+        estimator()

@@ -7,7 +7,7 @@ from torch import nn
 
 import lipcert
 from helpers import eye, randn
-from lipcert.errors import ShapeError, TrainingModeError, UnsupportedError
+from lipcert.errors import BoundError, OptionError, ShapeError, TrainingModeError, UnsupportedError
 from models import DenselyConnected, Op, gaussian
 
 
@@ -115,6 +115,54 @@ def test_gradients_reach_parameters_used_by_functions():
     network = lipcert.trace(model, (3,))
     network.push(0, eye((3,)), [0.0])[0].sum().backward()
     assert torch.equal(model.w.grad, torch.tensor([[1.0, 0.0, 2.0]] * 2, dtype=torch.float64))
+
+
+class Normalised(nn.Module):
+    """Constants that are written in forward; and an attribute that it sets."""
+
+    def __init__(self, std=0.5):
+        super().__init__()
+        self.std, self.seen = std, None
+        self.dense = nn.Linear(3, 2)
+
+    def forward(self, x):
+        self.seen = (x - torch.tensor([0.1, 0.2, 0.3])) / torch.tensor([self.std, 0.6, 0.7])
+        return self.dense(self.seen)
+
+
+def test_constants_in_forward_leave_the_model_as_it_is_and_count_by_their_values():
+    model = Normalised().eval()
+    before = dict(vars(model))
+    bound = lipcert.bound(model, (3,))
+    assert len(lipcert.certify(model, torch.rand(2, 3), bound)) == 2
+    assert vars(model) == before
+    expected = model.dense.weight / torch.tensor([0.5, 0.6, 0.7])
+    torch.testing.assert_close(matrix(lipcert.trace(model, (3,))), expected)
+    torch.fx.symbolic_trace(model)  # which sets attributes, so that the next constants have other names
+    assert "_tensor_constant0" in vars(model)
+    model.seen = None
+    bound.check_belongs(model)
+    other = Normalised(std=0.4).eval()
+    other.load_state_dict(model.state_dict())
+    assert not bound.belongs_to(other)
+
+
+def test_random_constants_are_refused():
+    model = Op(lambda m, x: m.dense(x) + torch.rand(10), dense=nn.Linear(3, 10)).eval()
+    with pytest.raises(BoundError, match="the model has changed since"):
+        lipcert.certify(model, torch.rand(2, 3))
+
+
+@pytest.mark.parametrize(("shape", "shown"), [(64, "64"), (torch.rand(1, 3), "a Tensor"), ((0, 3), r"\(0, 3\)")])
+def test_what_an_input_shape_is(shape, shown):
+    for function in (lipcert.trace, lipcert.bound, lipcert.Estimator):
+        with pytest.raises(ShapeError, match=rf"input_shape is {shown}, expected a tuple without the batch axis, such"):
+            function(nn.Linear(3, 3), shape)
+
+
+def test_a_function_is_no_model():
+    with pytest.raises(OptionError, match=r"model is a function, expected a torch.nn.Module"):
+        lipcert.bound(F.relu, (3,))
 
 
 def test_type_and_device_are_those_of_the_model():

@@ -55,7 +55,8 @@ ONE = {
     "bicubic": (lambda m, x: F.interpolate(x[:, None, None], scale_factor=2, mode="bicubic"), "interpolate", "bicubic"),
     "chunk": (lambda m, x: x + torch.cat([x.chunk(2, 1)[1], x[:, :2]], 1), "Tensor.chunk", "slices"),
     "split": (lambda m, x: x + torch.cat(torch.split(x, 2, 1)[::-1], 1), "split", "slices"),
-    "largest entry and index": (lambda m, x: x - torch.max(x, 1, keepdim=True)[0], "max", "several tensors"),
+    "largest entry and index": (lambda m, x: x - torch.max(x, 1, keepdim=True)[0], "max", "MaxMin"),
+    "sorted entries and indices": (lambda m, x: x.sort(1)[0], "Tensor.sort", "several tensors"),
     "dropout that is always on": (lambda m, x: F.dropout(x, 0.1), "dropout", "training=self.training"),
 }
 
@@ -166,6 +167,67 @@ def test_control_flow(function):
     (node,) = refusal(Op(function)).nodes
     assert (node.name, node.kind) == ("Op", "torch.fx")
     assert "control flow" in node.remedy
+
+
+def test_the_line_where_forward_cannot_be_followed_is_named():
+    def forward(m, x):
+        assert x.shape[1] == 4
+        return x
+
+    line = f"test_unsupported.py:{forward.__code__.co_firstlineno + 1}: "
+    assert line in refusal(Op(forward)).nodes[0].remedy
+    (node,) = refusal(Op(lambda m, x: m.missing(x))).nodes
+    assert "its forward uses a name that is not defined (AttributeError at " in node.remedy
+    assert "control flow" not in node.remedy
+
+
+@pytest.mark.parametrize(
+    ("layer", "remedy"),
+    [
+        (nn.MultiheadAttention(4, 1, batch_first=True), "attention is not globally Lipschitz"),
+        (nn.LSTM(4, 4, batch_first=True), "recurrent layers are not supported"),
+        (nn.MaxPool1d(2, return_indices=True), "register a rule"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_modules_with_several_results(layer, remedy):
+    inputs = 3 if isinstance(layer, nn.MultiheadAttention) else 1
+    (node,) = refusal(Op(lambda m, x: m.layer(*[x] * inputs)[0], layer=layer), (3, 4)).nodes
+    assert remedy in node.remedy
+
+
+@pytest.mark.parametrize(
+    ("function", "kind"),
+    [
+        (lambda m, x: F.dropout(x), "dropout"),
+        (lambda m, x: x + torch.rand_like(x), "rand_like"),
+        (lambda m, x: x * torch.rand_like(m.w), "mul"),
+    ],
+    ids=["dropout", "noise", "random factors"],
+)
+def test_what_is_random_is_not_called_in_place(function, kind):
+    (node,) = refusal(Op(function, w=nn.Parameter(torch.ones(4)))).nodes
+    assert node.kind == kind
+
+
+WRAPPERS = {
+    "script": (torch.jit.script, "pass the original module"),
+    "compile": (torch.compile, r"its \._orig_mod"),
+    "DataParallel": (nn.DataParallel, r"its \.module"),
+    "AveragedModel": (torch.optim.swa_utils.AveragedModel, r"its \.module"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_wrapped_models_are_to_be_unwrapped(name):
+    wrapper, remedy = WRAPPERS[name]
+    wrapped = wrapper(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+    for model, culprit in ((wrapped, "the model"), (nn.Sequential(nn.ReLU(), wrapped), "1")):
+        error = refusal(model)
+        assert error.nodes[0].name == culprit
+        with pytest.raises(UnsupportedError, match=remedy):
+            raise error
 
 
 def test_unsupported_layers_are_reported_before_training_mode():

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from lipcert.bounds.fingerprint import fingerprint
 from lipcert.bounds.targets import pairwise_matrix
-from lipcert.errors import BoundError, OptionError
+from lipcert.errors import BoundError, LipcertError, OptionError
 from lipcert.figures import TextTable, contributions, data_frame, heat_map
 from lipcert.files import replace_file
 from lipcert.network.normal_form import Network
@@ -108,13 +111,21 @@ class Bound:
         """(K, K) bounds on the constants of the logit differences, whatever the target."""
         return pairwise_upper(self.value, self.target, classes)
 
-    def check_belongs(self, model: nn.Module, network: Network | None = None) -> None:
-        """Refuse a model whose weights or structure are not those the bound was made for."""
+    def belongs_to(self, model: nn.Module, network: Network | None = None) -> bool:
+        """Whether the weights and the structure of the model are those the bound was made for."""
         network = network or trace(model, self.facts.input_shape)
-        if fingerprint(model, network) != self.facts.fingerprint:
-            raise BoundError(
-                "the bound was made for other weights: the model has changed since; compute it again with lipcert.bound"
-            )
+        return fingerprint(model, network) == self.facts.fingerprint
+
+    def check_belongs(self, model: nn.Module, network: Network | None = None) -> None:
+        """Refuse any other model."""
+        if self.belongs_to(model, network):
+            return
+        reason = "the model has changed since"
+        for dtype in (torch.float32, torch.float64):
+            with suppress(LipcertError):  # a model may contain tensors that are not converted with it
+                if self.belongs_to(copy.deepcopy(model).to(dtype)):
+                    reason = f"the model was in {dtype} then, and a change of dtype counts"
+        raise BoundError(f"the bound was made for other weights: {reason}; compute it again with lipcert.bound")
 
     def save(self, path: str | Path) -> None:
         """Write `path`.json (facts) and `path`.safetensors (numbers)."""
@@ -127,6 +138,14 @@ class Bound:
         facts = {"format": _FORMAT, **asdict(self.facts), "contributions": self.contributions}
         with replace_file(base.with_name(base.name + ".json")) as temporary:
             temporary.write_text(json.dumps(facts, indent=2) + "\n")
+
+    @classmethod
+    def find(cls, path: str | Path) -> Bound | None:
+        """What `save` wrote, or None if it is missing or damaged."""
+        try:
+            return cls.load(path)
+        except BoundError:
+            return None
 
     @classmethod
     def load(cls, path: str | Path) -> Bound:

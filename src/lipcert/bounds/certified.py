@@ -6,6 +6,7 @@ import copy
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import sqrt
 from pathlib import Path
 from time import perf_counter
@@ -21,7 +22,7 @@ from lipcert.bounds.refine import refine
 from lipcert.bounds.scales import FitOptions
 from lipcert.bounds.shift import shifted_form
 from lipcert.bounds.targets import TARGETS, class_norms, pair_norms
-from lipcert.errors import BoundError, check_choice
+from lipcert.errors import check_choice
 from lipcert.network.normal_form import Network
 from lipcert.network.trace import trace
 from lipcert.norms.certified import NormOptions, Progress, no_progress
@@ -32,8 +33,12 @@ METHODS = ("naive", "liplt", "rescaled", "shifted", "lt-sdp", "lipsdp", "best")
 _FORMS = {"naive": ("naive",), "liplt": ("liplt",), "rescaled": ("liplt", "rescaled"), "shifted": ("liplt", "shifted"),
           "lt-sdp": ("liplt", "lt-sdp"), "lipsdp": ("liplt",),
           "best": ("liplt", "naive", "rescaled", "shifted")}  # fmt: skip
+_MOST_FORMS = len(_FORMS["best"]) + 2
+"""Every form has this part of the failure probability, so that its norms are the same in every method."""
 _SMALL = 300
 """The largest number of neurons for which "best" solves semidefinite programs too."""
+_DENSE = 1024
+"""The largest number of neurons for which "best" refines terms by LT-SDP."""
 
 
 def bound(
@@ -71,16 +76,20 @@ def stored_bound(
     progress: Progress = no_progress,
     method: str = "liplt",
     fit: FitOptions | None = None,
+    earlier: Bound | None = None,
 ) -> Bound:
-    """The bound that was saved at `path`, if it belongs to the model; otherwise a new one, saved there."""
-    try:
-        found = Bound.load(path)
-        found.check_belongs(model)
-        if found.method == method:
-            return found
-    except BoundError:
-        pass
-    found = bound(model, input_shape, method, fit=fit, progress=progress)
+    """The bound that was saved at `path`, or else the earlier one, if it belongs to the model; otherwise a new one.
+
+    The scales of the earlier one are where those of a new one begin, unless `fit` says otherwise. What is found is
+    saved at `path`.
+    """
+    for known in (Bound.find(path), earlier):
+        if known is not None and (known.method, known.target) == (method, "pairwise") and known.belongs_to(model):
+            found = known
+            break
+    else:
+        fit = fit or FitOptions(start=earlier.scales if earlier is not None else None)
+        found = bound(model, input_shape, method, fit=fit, progress=progress)
     found.save(path)
     return found
 
@@ -108,14 +117,14 @@ def bound_targets(
     if set(targets) != {"network"}:
         _ = network.classes
     last = network.depth + ("network" in targets)
-    promises = method == "best" and has_promises(model)
     options = options or NormOptions()
-    count = len(_FORMS[method]) + 2 * promises
-    options = replace(options, failure_probability=options.failure_probability / count)
+    allowed = options.failure_probability
+    options = replace(options, failure_probability=allowed / _MOST_FORMS)
     shared = [form(name, network, last, options, progress) for name in _FORMS[method] if name in ("naive", "liplt")]
-    if method == "lt-sdp" or (method == "best" and neurons(network) <= min(_SMALL, options.dense_limit)):
+    refines = method == "best" and neurons(network) <= min(_DENSE, options.dense_limit)
+    if method == "lt-sdp" or refines:
         shared.append(refine(shared[0], options, progress=progress))
-    if promises:
+    if method == "best" and has_promises(model):
         promised = trace(exact, input_shape, view="certified")
         reach = promised.depth + ("network" in targets)
         shared += [form(name, promised, reach, options, progress) for name in ("liplt", "naive")]
@@ -125,6 +134,8 @@ def bound_targets(
         if "rescaled" in _FORMS[method]:
             scales = found_scales(model, input_shape, target, fit or FitOptions(), progress)
             forms.append(form("rescaled", network, last, options, progress, scales))
+            if refines:
+                forms.append(refine(forms[-1], options, progress=progress))
         if "shifted" in _FORMS[method]:
             forms.append(shifted_form(model, network, last, target, fit or FitOptions(), options, progress))
         others = {}
@@ -132,7 +143,7 @@ def bound_targets(
             others["lipsdp"] = lipsdp_constants(network, target, progress=progress)
         numbers = _numbers(forms, target, others, progress)
         norms = {id(f.norms): f.norms for f in forms}.values()
-        probability = sum(n.failure_probability for n in norms)
+        probability = allowed if any(n.randomised for n in norms) else 0.0
         facts = Facts(
             method,
             target,
@@ -182,16 +193,14 @@ def _numbers(forms: Sequence[Form], target: str, others: Mapping[str, Tensor], p
     prefixes = smallest_prefixes(forms)
     candidates: dict[str, Tensor] = {}
     terms: dict[str, tuple[Tensor, Sequence[str]]] = {}
-    progress("rows", 0.0)
     for count, (one, m) in enumerate(zip(forms, prefixes.forms, strict=True)):
         rows, weighted = _rows(one, target)
         label = f"{one.method} {count}"
-        shares = weighted.shares(target, rows, m)
+        shares = weighted.shares(target, rows, m, partial(progress, f"rows {count + 1}/{len(forms)}"))
         candidates[label] = shares.sum(0) * (1 + gamma(4 * (len(shares) + 2)))
         terms[label] = shares, one.names
         if count == 0:
             tails, between = _tails(rows, one.between(), weighted.radii), one.between()
-        progress("rows", (count + 1) / len(forms))
     candidates |= others
     stacked = torch.stack(list(candidates.values()))
     value, winner = stacked.min(0)
@@ -201,7 +210,7 @@ def _numbers(forms: Sequence[Form], target: str, others: Mapping[str, Tensor], p
     shares = shares * (float(_mean(value[None], target)) / max(float(shares.sum()), UNDERFLOW))
     tails[0] = torch.minimum(tails[0], value)
     labels = list(candidates)
-    counted = Counter(labels[k].split()[0] for k in _entries(winner))
+    counted = Counter(labels[k].rsplit(maxsplit=1)[0] for k in _entries(winner))
     chosen = {f"{target} ({n} of {counted.total()})" if len(counted) > 1 else target: w for w, n in counted.items()}
     winners = {**prefixes.winners, **chosen} if len(candidates) > 1 else {}
     return _Numbers(tails, between, shares, tuple(sites), winners)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -81,6 +83,8 @@ class Estimator(nn.Module):
         self.method, self.target, self.power_iterations, self.norm = method, target, power_iterations, float(norm)
         self.accelerated = accelerated
         self._model = (model,)  # in a tuple, so that the model's parameters do not become the estimator's
+        self._parts = tuple(model.modules())
+        self._fixed = {"input_shape": input_shape, "norm": norm, "seed": seed, "per_neuron": per_neuron}
         self.network: Network = trace(model, input_shape, training=True)
         if target != "network":
             _ = self.network.classes
@@ -101,6 +105,14 @@ class Estimator(nn.Module):
             if self._rotation.period > 1:
                 self.register_buffer("turn", torch.zeros((), dtype=torch.long))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy belongs to a copy of the model: to the same one if both are copied or pickled together."""
+        free = {name: getattr(self, name) for name in ("method", "target", "power_iterations", "accelerated")}
+        return _rebuilt, (type(self), self._model[0], {**self._fixed, **free}), self.state_dict()
+
+    def __setstate__(self, state: Mapping[str, Tensor]) -> None:
+        self.load_state_dict(state)
+
     def forward(self) -> Tensor:
         """The estimate's value: () for the network, (K,) per class, (K, K) for last-layer and pairwise."""
         return self.estimate().value
@@ -112,6 +124,10 @@ class Estimator(nn.Module):
     def estimate(self) -> Estimate:
         """The value together with the constants of all principal sub-networks and the share of every site."""
         self._follow_model()
+        if self.network.dtype not in (torch.float32, torch.float64):
+            raise OptionError(
+                f"estimates need float32 or float64, the model is in {self.network.dtype}; convert a copy"
+            )
         with torch.autocast(self.network.device.type, enabled=False):
             estimate = self._estimate()
         if not bool(torch.isfinite(estimate.value).all()):
@@ -161,7 +177,9 @@ class Estimator(nn.Module):
         return torch.stack([torch.as_tensor(value, dtype=dtype, device=device) for value in values])
 
     def _follow_model(self) -> None:
-        """Move to the model's device and dtype if it has been moved since."""
+        """Move to the model's device and dtype if it has been moved since; refuse it if it has other layers now."""
+        if tuple(self._model[0].modules()) != self._parts:
+            raise OptionError("layers of the model were replaced since the estimator was made; make a new one")
         like = next((p for p in self._model[0].parameters() if p.is_floating_point()), None)
         if like is not None and (like.dtype, like.device) != (self.network.dtype, self.network.device):
             object.__setattr__(self.network, "dtype", like.dtype)
@@ -170,6 +188,10 @@ class Estimator(nn.Module):
 
     def extra_repr(self) -> str:
         return f"method={self.method!r}, target={self.target!r}, power_iterations={self.power_iterations}"
+
+
+def _rebuilt(kind: type[Estimator], model: nn.Module, options: Mapping[str, Any]) -> Estimator:
+    return kind(model, **options)
 
 
 def _culprit(model: nn.Module) -> str:

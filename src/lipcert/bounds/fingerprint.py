@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from hashlib import sha256
 from operator import attrgetter
 from typing import Any
@@ -22,9 +23,9 @@ def fingerprint(model: nn.Module, network: Network) -> str:
         _add(digest, name, tensor)
     for call in network.graph.graph.nodes:  # options and constants that are written in the code
         target = call.target if isinstance(call.target, str) else call.target.__name__
-        digest.update(f"{call.op} {target} {call.args} {call.kwargs};".encode())
+        digest.update(_unnumbered(f"{call.op} {target} {call.args} {call.kwargs};").encode())
         if call.op == "get_attr":  # also tensors that are neither parameters nor buffers
-            _add(digest, call.target, attrgetter(call.target)(network.graph))
+            _add(digest, _unnumbered(call.target), attrgetter(call.target)(network.graph))
         if call.op == "call_module":
             module = network.graph.get_submodule(call.target)
             digest.update(f"{type(module).__name__}({module.extra_repr()});".encode())
@@ -34,6 +35,11 @@ def fingerprint(model: nn.Module, network: Network) -> str:
         fixed = site.slope and [v if isinstance(v, float) else "learned" for v in (site.slope.alpha, site.slope.beta)]
         digest.update(f"{site.source} {site.output} {fixed};".encode())
     return digest.hexdigest()
+
+
+def _unnumbered(text: str) -> str:
+    """Without the numbers of constants that are written in forward: each has a node of its own, in order."""
+    return re.sub(r"_tensor_constant\d+", "_tensor_constant", text)
 
 
 def _add(digest: Any, name: str, tensor: Tensor) -> None:

@@ -7,7 +7,7 @@ smallest constants known, hands them on, and the forms take turns until nothing 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
@@ -59,8 +59,9 @@ class Form:
             m.append(min(own, known.get(name, inf) / self.smallest[j] * (1 + gamma(4))))
         return m
 
-    def shares(self, target: str, rows: Tensor, m: Sequence[float]) -> Tensor:
+    def shares(self, target: str, rows: Tensor, m: Sequence[float], report: Callable[[float], None]) -> Tensor:
         """(n+1, …): what every site adds to each value, from the norms of the rows of B_{n+1,i}."""
+        report(1.0)
         weights = torch.tensor([s * constant for s, constant in zip(self.radii, m, strict=True)], dtype=torch.float64)
         return rows * weights.reshape(-1, *(1,) * (rows.dim() - 1)) * (1 + gamma(4))
 
@@ -141,10 +142,9 @@ def found_scales(
     estimator = Estimator(copied, input_shape, "rescaled", target, per_neuron=options.per_neuron)
     assert estimator.scales is not None
     if options.start is not None:
-        estimator.scales.load_state_dict(options.start)
+        estimator.scales.begin_with(options.start)
     fit_scales(estimator, options, lambda fraction: progress("coordinates", fraction))
-    names = site_names(estimator.network)
-    return {names[k]: estimator.scales.diagonal(k).detach().double().cpu() for k in estimator.scales.sites()}
+    return estimator.scales.diagonals()
 
 
 def neurons(network: Network) -> int:

@@ -12,7 +12,7 @@ Any positive diagonal T = D² can be proposed: what is used is ν²T with a prov
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf, sqrt
@@ -55,25 +55,30 @@ class RefinedForm(Form):
         plain = super().term(j, i, m)
         return min(plain, float(self._value(self.factors[j, i], i, m))) if (j, i) in self.factors else plain
 
-    def shares(self, target: str, rows: Tensor, m: Sequence[float]) -> Tensor:
+    def shares(self, target: str, rows: Tensor, m: Sequence[float], report: Callable[[float], None]) -> Tensor:
         """The better of LipLT's share and the refined one, for each site and each class or pair of classes.
 
         The last layer of the target last-layer, and more than 5000 pairs of classes, are left to LipLT.
         """
-        shares = super().shares(target, rows, m)
+        shares = super().shares(target, rows, m, report)
         if target == "network":
             refined = [self.term(self.network.depth + 1, i, m) for i in range(len(shares))]
             return torch.minimum(shares, torch.tensor(refined, dtype=torch.float64))
         count = self.network.classes
         if target == "last-layer" or (target == "pairwise" and count * (count - 1) // 2 > _PAIRS):
             return shares
-        for i, (matrix, error) in self._class_rows().items():
+        class_rows = self._class_rows()
+        for done, (i, (matrix, error)) in enumerate(class_rows.items()):
+
+            def part(fraction: float, done: int = done) -> None:
+                report((done + fraction) / len(class_rows))
+
             if target == "per-class":
-                found = self._value(self._factors(matrix[:, None], error, i, m), i, m)
+                found = self._value(self._factors(matrix[:, None], error, i, m, part), i, m)
                 shares[i] = torch.minimum(shares[i], torch.from_numpy(found))
             else:
                 a, b = np.triu_indices(count, 1)
-                found = self._value(self._factors((matrix[a] - matrix[b])[:, None], 2 * error, i, m), i, m)
+                found = self._value(self._factors((matrix[a] - matrix[b])[:, None], 2 * error, i, m, part), i, m)
                 shares[i, a, b] = shares[i, b, a] = torch.minimum(shares[i, a, b], torch.from_numpy(found))
         return shares
 
@@ -102,7 +107,9 @@ class RefinedForm(Form):
         slope = self.network.sites[i].slope
         return slope is not None and slope.elementwise
 
-    def _factors(self, targets: np.ndarray, error: float, i: int, m: Sequence[float]) -> np.ndarray:
+    def _factors(
+        self, targets: np.ndarray, error: float, i: int, m: Sequence[float], report: Callable[[float], None]
+    ) -> np.ndarray:
         """(P, i): ν‖D B_il‖ for each of P matrices with columns for site i, known up to `error`, with the best D."""
         parts = {k: self.maps[i, k] for k in range(i) if (i, k) in self.maps}
         factors = np.zeros((len(targets), i))
@@ -119,6 +126,7 @@ class RefinedForm(Form):
             for k, part in parts.items():
                 product = _bound_product(diagonal[:, None] * part, self.errors[i, k] * float(diagonal.max()))
                 factors[p, k] = round_up(nu * product)
+            report((p + 1) / len(targets))
         return factors
 
 
@@ -128,6 +136,8 @@ def refine(
 ) -> RefinedForm:
     """LT-SDP from the norms of LipLT: T for every pair of sites, by the constants of the sites before them.
 
+    A form in other coordinates is refined in them.
+
     multiplier: "sn" (T = ‖B_ji‖²I, LipLT), "aol" (row sums of |B_jiᵀB_ji|), "sll" (row sums with the best weights),
         "optimal", or None for "optimal" at sites of at most 300 neurons and "sll" elsewhere.
     """
@@ -135,13 +145,14 @@ def refine(
         check_choice("multiplier", multiplier, MULTIPLIERS)
     _check_size(plain.network, list(plain.norms.bounds), options)
     maps, errors = _matrices(plain, progress)
-    form = RefinedForm(**{**vars(plain), "method": "lt-sdp"}, maps=maps, errors=errors, multiplier=multiplier)
+    method = "lt-sdp" if plain.method == "liplt" else f"{plain.method} lt-sdp"
+    form = RefinedForm(**{**vars(plain), "method": method}, maps=maps, errors=errors, multiplier=multiplier)
     m, last = [1.0], max((j for j, _ in maps), default=0)
     for j in range(1, last + 1):
-        progress("multipliers", j / last)
         for i in range(1, j):
             if (j, i) in maps and form._refinable(i):
-                form.factors[j, i] = form._factors(maps[j, i][None], errors[j, i], i, m)[0]
+                report = partial(progress, f"multipliers {j}/{last}")
+                form.factors[j, i] = form._factors(maps[j, i][None], errors[j, i], i, m, report)[0]
         m.append(sum(form.term(j, i, m) for i in range(j)))
     return form
 

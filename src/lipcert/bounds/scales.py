@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from lipcert.bounds.bound import site_names
 from lipcert.errors import OptionError
-from lipcert.network.coordinates import free_scales, rescale, spread
+from lipcert.network.coordinates import free_scales, gather, rescale, spread
 from lipcert.network.normal_form import Network
 
 if TYPE_CHECKING:
@@ -46,6 +47,27 @@ class Scales(nn.Module):
     def sites(self) -> list[int]:
         return [int(name.removeprefix("log_")) for name, _ in self.named_parameters()]
 
+    def diagonals(self) -> dict[str, Tensor]:
+        """D of every site, by its name, in float64."""
+        names = site_names(self._network)
+        return {names[site]: self.diagonal(site).detach().double().cpu() for site in self.sites()}
+
+    @torch.no_grad()
+    def begin_with(self, diagonals: Mapping[str, Tensor]) -> None:
+        """Take over diagonals by the names of their sites; sites that are not named keep theirs."""
+        names = site_names(self._network)
+        for site in self.sites():
+            if (diagonal := diagonals.get(names[site])) is not None:
+                log = self.get_parameter(f"log_{site}")
+                try:
+                    log.copy_(gather(diagonal, self._network, site, len(log)).log())
+                except RuntimeError as error:
+                    shape = self._network.nodes[self._network.sites[site].source].shape
+                    raise OptionError(
+                        f"the scales of {names[site]} have the shape {tuple(diagonal.shape)}, its inputs have {shape}; "
+                        "start with those of a network of the same shape"
+                    ) from error
+
     def rescaled(self) -> Network:
         """The network in these coordinates, which it reads anew whenever it is used."""
         return rescale(self._network, {site: partial(self.diagonal, site) for site in self.sites()})
@@ -56,8 +78,8 @@ class FitOptions:
     """How scales are found: steps of Adam with a falling learning rate, `iterations` of the norms in each.
 
     pair: the two classes whose constant is to be small, instead of the mean. per_neuron: scale every entry of a
-    convolutional site on its own, not only every channel. start: the state of the scales to begin with, such as those
-    that an `Estimator` has learned (`estimator.scales.state_dict()`), instead of the identity.
+    convolutional site on its own, not only every channel. start: the diagonals to begin with instead of the identity,
+    such as those of an earlier bound (`bound.scales`) or of an `Estimator` (`estimator.scales.diagonals()`).
     """
 
     steps: int = 150

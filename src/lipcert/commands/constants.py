@@ -15,7 +15,7 @@ from lipcert.bounds.certified import METHODS, bound_targets, promised_constants
 from lipcert.bounds.estimator import METHODS as ESTIMATES
 from lipcert.bounds.estimator import Estimator
 from lipcert.bounds.sampled import estimate_sampled
-from lipcert.bounds.scales import fit_scales
+from lipcert.bounds.scales import FitOptions, fit_scales
 from lipcert.bounds.targets import TARGETS
 from lipcert.errors import OptionError, TooLargeError
 from lipcert.loading import LoadedModel
@@ -69,7 +69,8 @@ def _bounds(
 ) -> list[Constant]:
     """The constants of one method; with `refusals`, a method that cannot treat the network says so in its rows."""
     try:
-        bounds = bound_targets(loaded.model, loaded.input_shape, method, targets, progress=progress)
+        fit = FitOptions(start=loaded.scales)
+        bounds = bound_targets(loaded.model, loaded.input_shape, method, targets, fit=fit, progress=progress)
     except (TooLargeError, OptionError) as error:
         if not refusals:
             raise
@@ -84,6 +85,7 @@ def _estimate(loaded: LoadedModel, method: str, target: str, iterations: int, pr
     began = time.perf_counter()
     estimator = Estimator(loaded.model, loaded.input_shape, method, target, iterations, accelerated=True)
     if estimator.scales is not None:
+        estimator.scales.begin_with(loaded.scales or {})
         fit_scales(estimator, progress=lambda fraction: progress(f"{method} {target}", fraction))
     with torch.no_grad():
         value = float(estimator.estimate().contributions.sum())
@@ -115,11 +117,11 @@ def overview_table(loaded: LoadedModel, rows: Sequence[Constant]) -> Table:
     """A line per method, a column per target."""
     targets = list(dict.fromkeys(row.target for row in rows))
     table = Table(title=_title(loaded), caption="l2; sampled: the largest slope found, which no bound can be below.")
-    table.add_column("method")
+    table.add_column("method", overflow="fold")
     for target in targets:
-        table.add_column(target if target == "network" else f"mean {target}", justify="right")
-    table.add_column("seconds", justify="right")
-    table.add_column("guarantee")
+        table.add_column(target if target == "network" else f"mean {target}", justify="right", overflow="fold")
+    table.add_column("seconds", justify="right", overflow="fold")
+    table.add_column("guarantee", overflow="fold")
     for method in dict.fromkeys(row.method for row in rows):
         own = {row.target: row for row in rows if row.method == method}
         values = [own[target].value for target in targets]
@@ -141,7 +143,7 @@ def constants_table(loaded: LoadedModel, rows: Sequence[Constant]) -> Table:
     table = Table(title=_title(loaded), caption="l2; per class and pairwise: the mean. ratio: to the naive method.")
     for column, side in (("target", "left"), ("method", "left"), ("constant", "right"), ("ratio", "right"),
                          ("seconds", "right"), ("guarantee", "left")):  # fmt: skip
-        table.add_column(column, justify=side)  # type: ignore[arg-type]
+        table.add_column(column, justify=side, overflow="fold")  # type: ignore[arg-type]
     naive = {row.target: row.value for row in rows if row.method == "naive"}
     previous = rows[0].target if rows else ""
     for row in rows:

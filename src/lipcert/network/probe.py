@@ -51,7 +51,11 @@ class Probe(OutOfPlace):
         dtype, device = type_of(graph)
         x = torch.randn(3, *input_shape, generator=generator).to(device, dtype)[:batch]
         try:
-            output, expected = self.run(x.clone()), graph(x.clone())
+            with torch.random.fork_rng([device] if device.type == "cuda" else []):
+                torch.manual_seed(batch)
+                output = self.run(x.clone())
+                torch.manual_seed(batch)  # what is random is the same again, but not in other batches
+                expected = graph(x.clone())
         except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError) as error:
             reason = str(error).split("\n\nWhile executing")[0].strip().splitlines()[0]
             raise ShapeError(

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from lipcert.errors import TrainingModeError, UnsupportedError, UnsupportedNode, check_choice
+from lipcert.errors import OptionError, ShapeError, TrainingModeError, UnsupportedError, UnsupportedNode, check_choice
 from lipcert.network.linear import Function, Identity, LinearOp, Live, Scale, Shape
 from lipcert.network.normal_form import Edge, Network, Node, Site
 from lipcert.network.probe import Probe, TensorShape, changing_rows, type_of
 from lipcert.network.rules import VIEWS, Call, Constant, Input, Refusal, Sum, find_rule
 from lipcert.network.slopes import Slope
+from lipcert.network.symbolic import trace_graph
 
 _HOOKS = (
     "it has forward hooks, which may change what it computes; remove them "
@@ -41,13 +42,26 @@ def trace(model: nn.Module, input_shape: Shape, *, training: bool = False, view:
         ShapeError: the model does not accept inputs of this shape.
     """
     check_choice("view", view, VIEWS)
-    input_shape = tuple(int(n) for n in input_shape)
+    if not isinstance(model, nn.Module):
+        raise OptionError(f"model is a {type(model).__name__}, expected a torch.nn.Module; wrap functions in one")
+    input_shape = _checked(input_shape)
     if find_rule(model, view) is None and _has_hooks(model):
         raise UnsupportedError([UnsupportedNode(type(model).__name__, "hooks", _HOOKS)])
     was_training = {module for module in model.modules() if module.training} if not training else set()
     with _eval_mode(model):
-        graph = _trace_graph(model, view)
+        graph = trace_graph(model, view)
         return _Builder(graph, model, input_shape, was_training, view).build(input_shape)
+
+
+def _checked(input_shape: Any) -> Shape:
+    try:
+        sizes = tuple(operator.index(n) for n in input_shape)
+    except TypeError:
+        sizes = (0,)
+    if min(sizes, default=1) < 1:
+        shown = input_shape if isinstance(input_shape, int | tuple | list) else f"a {type(input_shape).__name__}"
+        raise ShapeError(f"input_shape is {shown}, expected a tuple without the batch axis, such as (3, 32, 32)")
+    return sizes
 
 
 def _has_hooks(module: nn.Module) -> bool:
@@ -64,38 +78,6 @@ def _eval_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
-
-
-class _Tracer(fx.Tracer):
-    """Modules with a rule, and torch's own, are single operations; everything else is looked into."""
-
-    proxy_buffer_attributes = True  # what the model computes from its buffers is computed again when it is read
-
-    def __init__(self, view: str) -> None:
-        super().__init__()
-        self.view = view
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        if find_rule(m, self.view) is not None:
-            return True
-        return super().is_leaf_module(m, module_qualified_name)
-
-
-def _trace_graph(model: nn.Module, view: str) -> fx.GraphModule:
-    if find_rule(model, view) is not None:  # a bare layer
-        model = nn.Sequential(model)
-    try:
-        graph = fx.GraphModule(model, _Tracer(view).trace(model))
-    except UnsupportedError:
-        raise
-    except Exception as error:  # torch.fx raises whatever the model's Python code raises on a proxy
-        remedy = "torch.fx cannot follow its forward; write it without control flow that depends on values"
-        raise UnsupportedError([UnsupportedNode(type(model).__name__, "torch.fx", f"{remedy} ({error})")]) from error
-    others = [node for node in graph.graph.nodes if node.op == "placeholder"][1:]
-    remedy = "the model takes more than one input; fix the others with functools.partial or a wrapper module"
-    if required := [str(node.target) for node in others if not node.args and not str(node.target).startswith("*")]:
-        raise UnsupportedError([UnsupportedNode(name, "input", remedy) for name in required])
-    return graph
 
 
 class _Builder:
@@ -167,7 +149,7 @@ class _Builder:
                 raise Refusal(_DEFAULT_REMEDY)
             result = rule(call, *call.args, **call.kwargs)
             if node in self.changing and self.changing.isdisjoint(node.all_input_nodes):
-                raise Refusal("each row of its result depends on the whole batch; use an operation along other axes")
+                raise Refusal("each row of its result depends on the whole batch, or on chance; use another operation")
             self.values[node] = self._apply(call, result)
         except (Refusal, TypeError) as error:
             remedy = str(error) if isinstance(error, Refusal) else f"{_DEFAULT_REMEDY} ({error})"
@@ -183,8 +165,16 @@ class _Builder:
         leaves = torch.utils._pytree.tree_leaves(self.results[node])
         if all(leaf is None or isinstance(leaf, int | str | torch.dtype | torch.device) for leaf in leaves):
             return
-        remedy = "it returns several tensors; use slices instead, x[:, :k] and x[:, k:]"
-        self.unsupported.append(UnsupportedNode(self._name(node), self._rule(node)[1], remedy))
+        slices = "use slices instead, x[:, :k] and x[:, k:]"
+        remedy = f"it returns several tensors; {_DEFAULT_REMEDY if node.op == 'call_module' else slices}"
+        rule, kind = self._rule(node)
+        if rule is not None and isinstance(leaves[0], Tensor):
+            call = self._call(node, tuple(leaves[0].shape[1:]))
+            try:
+                rule(call, *call.args, **call.kwargs)
+            except (Refusal, TypeError) as error:
+                remedy = str(error) if isinstance(error, Refusal) else remedy
+        self.unsupported.append(UnsupportedNode(self._name(node), kind, remedy))
         for user in node.users:  # the parts, so that what follows from them is looked at too
             if self._is_tensor(user):
                 self.values[user] = Input(0, self.results[user][1:])
@@ -249,7 +239,9 @@ class _Builder:
         if not self._is_tensor(node):
             return self.results[node]
         if node.op == "get_attr":
-            return operator.attrgetter(str(node.target))(self.model)
+            target = str(node.target)
+            written = "." not in target and not hasattr(self.model, target)  # a constant that is written in forward
+            return operator.attrgetter(target)(self.graph if written else self.model)
         args, kwargs = fx.map_arg(node.args, self._read), fx.map_arg(node.kwargs, self._read)
         if node.op == "call_module":
             return self.graph.get_submodule(str(node.target))(*args, **kwargs)
