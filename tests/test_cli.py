@@ -5,13 +5,14 @@ import sys
 
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 import lipcert
 from lipcert import cli, zoo
 from lipcert.bounds.certified import METHODS
 from lipcert.certificate.stream import read_certificates
-from lipcert.errors import TooLargeError
+from lipcert.errors import OptionError, ResumeError, TooLargeError
 from lipcert.loading import save_checkpoint
 
 NET = """
@@ -31,7 +32,7 @@ def run(tmp_path, monkeypatch):
     """Runs a command in a folder with a trained network for the digits."""
     (tmp_path / "digit_net.py").write_text(NET)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli.console, "width", 140)
+    monkeypatch.setattr(cli, "console", Console(width=140))
     monkeypatch.delitem(sys.modules, "digit_net", raising=False)
     runner = CliRunner()
 
@@ -213,6 +214,24 @@ def test_certify_by_another_method(run, weights):
     assert better["mean_radius"] > plain["mean_radius"]
 
 
+def test_certificates_of_something_else_are_left_as_they_are(run, weights, tmp_path):
+    """Neither the radii of another method are taken for new ones, nor is anything of the folder replaced."""
+    arguments = ("digit_net:build", "--weights", weights, "--data", "digits", "--eps", 0.3, "--out", "r", "--quiet")
+    run("certify", *arguments, "--limit", 10)
+    kept = {path.name: path.read_bytes() for path in (tmp_path / "r").iterdir() if path.is_file()}
+    for message, changed in {
+        "other weights or data, or by another method": ("--method", "naive"),
+        "other weights or data": ("--float64",),
+        "holds 10 certificates, more than 5": ("--limit", 5),
+    }.items():
+        with pytest.raises(ResumeError, match=message):
+            run("certify", *arguments, *changed)
+        assert kept == {path.name: path.read_bytes() for path in (tmp_path / "r").iterdir() if path.is_file()}
+    (tmp_path / "r" / "config.toml").touch()
+    with pytest.raises(OptionError, match="is the folder of a training"):
+        run("certify", *arguments)
+
+
 def test_attack(run, weights):
     arguments = ("digit_net:build", "--weights", weights, "--data", "digits", "--limit", 50, "--steps", 20)
     facts = json.loads(run("attack", *arguments, "--eps", 0.05, "--eps", 2.0, "--json"))
@@ -220,6 +239,13 @@ def test_attack(run, weights):
     assert near["clean"] == far["clean"] > 0.8
     assert far["attacked"] < near["attacked"] <= near["clean"]
     assert "l2 PGD, 20 iterations" in " ".join(run("attack", *arguments, "--eps", 1.0, "--quiet").split())
+
+
+def test_epsilons_as_fractions(run, weights):
+    arguments = ("digit_net:build", "--weights", weights, "--data", "digits", "--limit", 2, "--json")
+    for command in ("certify", "attack"):
+        facts = json.loads(run(command, *arguments, "--eps", "36/255", "--eps", "1e-1"))
+        assert [at["epsilon"] for at in facts["at"]] == [36 / 255, 0.1]
 
 
 def test_certify_a_checkpoint_of_the_zoo(run, tmp_path):
@@ -240,6 +266,12 @@ ERRORS = {
     "unknown model": (("bound", "9C9F"), "error: '9C9F' is not a model"),
     "unknown method": (("bound", "4C3F", "--method", "fast"), "error: method is 'fast', expected one of"),
     "wrong shape": (("bound", "4C3F", "--input-shape", "a,b"), "--input-shape is 'a,b', expected numbers"),
+    "negative shape": (("bound", "mlp-64", "--input-shape", "-1,28"), "--input-shape is '-1,28', expected numbers"),
+    "no iterations": (("bound", "mlp-64", "--estimate", "--iterations", 0), "Invalid value for '--iterations'"),
+    "no number": (
+        ("attack", "4C3F", "--data", "digits", "--eps", "1/0"),
+        "--eps is '1/0', expected a number or a frac",
+    ),
     "wrong epsilon": (("certify", "4C3F", "--data", "digits", "--eps", -1), "--eps is [-1.0], expected positive"),
     "no limit": (("attack", "4C3F", *DIGITS, "--limit", 0), "--limit is 0, expected 1 or more"),
     "other images": (("certify", "4C3F", *DIGITS), "digits has images of shape (1, 8, 8), the model takes (1, 28, 28)"),

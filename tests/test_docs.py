@@ -144,7 +144,7 @@ ROTTEN = {
     "lipcert bound 4C3F --speed 3": "no option --speed",
     "lipcert bound 5C3F": "no network 5C3F",
     "lipcert bound": "Missing parameter: model",
-    "lipcert certify 4C3F --data mnist --eps much": "valid number",
+    "lipcert certify 4C3F --data mnist --eps much": "expected a number",
     "lipcert train mnist-4c4f": "did you mean 'mnist-4c3f'",
     "lipcert train digits --set loss.tt=3": "loss.tt",
     "make coffee": "no target coffee",

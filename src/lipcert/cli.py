@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from lipcert.bounds.certified import METHODS
 from lipcert.commands import constants, evaluate
@@ -29,12 +31,31 @@ app = typer.Typer(
 )
 console = Console()
 
-Model = Annotated[str, typer.Argument(help="Zoo name, module:factory, .safetensors checkpoint or run folder.")]
-Weights = Annotated[Path | None, typer.Option(help="Weights for the model, a .safetensors file.")]
+
+def _number(text: str) -> float:
+    try:
+        return float(Fraction(text))
+    except (ValueError, ZeroDivisionError):
+        raise OptionError(f"--eps is {text!r}, expected a number or a fraction such as 36/255") from None
+
+
+Model = Annotated[
+    str, typer.Argument(help="Zoo name or module:factory (built with seed 0), .safetensors checkpoint or run folder.")
+]
+Weights = Annotated[
+    Path | None, typer.Option(help="Weights for the model: .safetensors, or a state dict as .pt, .pth, .bin, .ckpt.")
+]
 InputShape = Annotated[str | None, typer.Option(help="Shape of one input, such as 3,32,32.")]
 Data = Annotated[str, typer.Option(help="digits, mnist, cifar10, tiny-imagenet, or an image folder.")]
 DataDir = Annotated[Path | None, typer.Option(help="Where the data sets are.", envvar="LIPCERT_DATA_DIR")]
-Eps = Annotated[list[float], typer.Option(help="l2 perturbation size, in units of pixels in [0, 1]; repeatable.")]
+Eps = Annotated[
+    list[float],
+    typer.Option(
+        help="l2 perturbation size, in units of pixels in [0, 1], such as 1.58 or 36/255; repeatable.",
+        parser=_number,
+        metavar="<float>",
+    ),
+]
 Limit = Annotated[int | None, typer.Option(help="Use the first N test inputs only.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
@@ -59,7 +80,7 @@ def bound(
     method: Annotated[list[str] | None, typer.Option(help=f"all, or some of {', '.join(METHODS)}; repeatable.")] = None,
     target: Annotated[list[str] | None, typer.Option(help="network, per-class, last-layer, pairwise.")] = None,
     estimate: Annotated[bool, typer.Option("--estimate", help="Power iteration: fast, not guaranteed.")] = False,
-    iterations: Annotated[int, typer.Option(help="Power iterations of an estimate.")] = 100,
+    iterations: Annotated[int, typer.Option(help="Power iterations of an estimate.", min=1)] = 100,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -86,7 +107,9 @@ def certify(
     input_shape: InputShape = None,
     data_dir: DataDir = None,
     out: Annotated[Path, typer.Option(help="Folder for certificates.csv and summary.json.")] = Path("runs/certify"),
-    method: Annotated[str, typer.Option(help=f"Of the bound: {', '.join(METHODS)}.")] = "liplt",
+    method: Annotated[
+        str | None, typer.Option(help=f"{', '.join(METHODS)}; default: that of the run, or liplt.", show_default=False)
+    ] = None,
     float64: Annotated[bool, typer.Option("--float64", help="Execute in float64: rounding costs nothing.")] = False,
     attack: Annotated[bool, typer.Option("--attack", help="Attack every input and cross-check its radius.")] = False,
     limit: Limit = None,
@@ -182,6 +205,7 @@ def reproduce(
     out: Annotated[Path, typer.Option(help="Folder of results and of the runs they share.")] = Path("runs/reproduce"),
     protocol: Annotated[str, typer.Option(help="lipcert, or authors: their PGD, CIFAR-10 in [-1, 1].")] = "lipcert",
     epochs: Annotated[int | None, typer.Option(help="Of every run, instead of the budget's.")] = None,
+    seed: Annotated[int, typer.Option(help="Of every run.")] = 0,
     show_list: Annotated[bool, typer.Option("--list", help="List all tables and figures.")] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -192,8 +216,8 @@ def reproduce(
     if name is None or show_list:
         console.print(reproduction.experiments_table())
         return
-    with training.training_bar(hidden=quiet) as progress:
-        done = reproduction.run(name, budget, protocol, epochs, out, data_dir, progress)
+    with progress_bar(hidden=quiet) as progress:
+        done = reproduction.run(name, budget, protocol, epochs, seed, out, data_dir, progress)
     console.print(reproduction.outcome_table(done))
     console.print(f"results: {done.folder}", soft_wrap=True)
     if done.failed:
@@ -204,7 +228,8 @@ def _show(summary: evaluate.Summary, as_json: bool) -> None:
     if as_json:
         print(json.dumps(summary.as_dict(), indent=2))
         return
-    table = Table(*summary.columns, title=summary.title, caption=summary.caption)
+    columns = (Column(name, overflow="fold") for name in summary.columns)
+    table = Table(*columns, title=summary.title, caption=summary.caption)
     for row in summary.rows:
         table.add_row(*row)
     console.print(table)
@@ -213,14 +238,16 @@ def _show(summary: evaluate.Summary, as_json: bool) -> None:
 def _shape(text: str | None) -> tuple[int, ...] | None:
     if text is None:
         return None
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise OptionError(f"--input-shape is {text!r}, expected numbers such as 3,32,32") from None
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise OptionError(f"--input-shape is {text!r}, expected numbers such as 3,32,32")
+    return tuple(map(int, parts))
 
 
 def main() -> None:
-    """Entry point: prints a LipcertError as one message and exits with 2."""
+    """Entry point: prints a LipcertError as one message and exits with 2. Files get wider tables than terminals."""
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = 160
     try:
         app()
     except LipcertError as error:

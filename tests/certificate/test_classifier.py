@@ -7,7 +7,7 @@ from torch import nn
 
 import lipcert
 from helpers import randn
-from lipcert.errors import BoundError
+from lipcert.errors import BoundError, OptionError, ShapeError
 from models import dense_chain, gaussian, named_models
 
 MODELS = named_models()
@@ -46,6 +46,38 @@ def test_export(name):
         expected_logits, expected = classifier(inputs)
         torch.testing.assert_close(logits, expected_logits)
         torch.testing.assert_close(radius, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_inputs_and_arithmetic_that_the_bound_is_not_for_are_refused():
+    """A mean over a smaller image has a larger constant; fewer bits have larger errors."""
+    pooled = nn.Sequential(nn.Conv2d(1, 3, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 3))
+    classifier = make(gaussian(pooled).float(), (1, 8, 8))
+    assert (classifier(randn(2, 1, 8, 8).float())[1] > 0).any()
+    for wrong in (randn(2, 1, 4, 4).float(), randn(2, 1, 8, 8), randn(1, 8, 8).float()):
+        with pytest.raises(ShapeError):
+            classifier(wrong)
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(OptionError, match="autocast computes with fewer bits"):
+        classifier(randn(2, 1, 8, 8).float())
+
+
+class Shifting(nn.Module):
+    """Changes its input in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = gaussian(nn.Linear(4, 3)).float()
+
+    def forward(self, x):
+        x -= 100.0
+        return self.linear(x)
+
+
+def test_models_that_change_their_input():
+    """The allowance for rounding is that of the input as it was given."""
+    classifier, x = make(Shifting().eval(), (4,)), 100 + randn(20, 4).float()
+    with torch.no_grad():
+        radius = classifier(x.clone())[1]
+    assert (radius <= lipcert.certify(classifier.model, x).radius * (1 + 1e-6)).all()
 
 
 def test_kept_as_weights_and_bound(tmp_path):

@@ -7,7 +7,15 @@ from torch import nn
 import lipcert
 from helpers import randn
 from lipcert.certificate import Certifier
-from lipcert.errors import BoundError, LabelError, NonFiniteError, OptionError, ShapeError, TrainingModeError
+from lipcert.errors import (
+    BoundError,
+    LabelError,
+    ModelError,
+    NonFiniteError,
+    OptionError,
+    ShapeError,
+    TrainingModeError,
+)
 from lipcert.network.rules.registry import _RULES
 from models import Op, dense_chain, gaussian
 
@@ -54,6 +62,34 @@ def test_inputs_of_another_type_or_shape(model):
         lipcert.certify(model, randn(2, 4).float(), bound)
     with pytest.raises(ShapeError, match=r"does not accept inputs of shape \(4,\)"):
         lipcert.certify(model, randn(2, 4).float())
+
+
+def test_arguments_of_other_kinds(model):
+    x, bound = randn(2, 3).float(), lipcert.bound(model, (3,))
+    with pytest.raises(ShapeError, match=r"inputs are a numpy array, expected a tensor; use torch.from_numpy\(x\)"):
+        lipcert.certify(model, x.numpy(), bound)
+    with pytest.raises(ShapeError, match=r"a single input needs a batch axis, x\[None\]"):
+        lipcert.certify(model, x[0], bound)
+    with pytest.raises(ShapeError, match=r"use x.to\(torch.float32\) / 255, if they are pixels"):
+        lipcert.certify(model, torch.ones(2, 3, dtype=torch.uint8), bound)
+    for loader in ([{"x": x}], [(x,)]):
+        with pytest.raises(ShapeError, match=r"the loader gives (dict|tuple), expected inputs or \(inputs, labels\)"):
+            lipcert.certify(model, loader, bound)
+    with pytest.raises(ShapeError, match="inputs are ndarray, expected a tensor"):
+        lipcert.certify(model, [(x.numpy(), torch.zeros(2))], bound)
+    with pytest.raises(OptionError, match=r"bound is str, expected what lipcert.bound or Bound.load returns"):
+        lipcert.certify(model, x, "bound.json")
+    with pytest.raises(LabelError, match="labels are list, expected a tensor of integers"):
+        lipcert.certify(model, x, bound, labels=[0, 1])
+    certificates = lipcert.certify(model, x, bound, labels=torch.tensor([0, 1]))
+    assert certificates.certified_accuracy(torch.tensor([0.0, 9e9]).numpy()) == [certificates.clean_accuracy, 0.0]
+    assert certificates.certified_accuracy(torch.zeros(()).numpy()[()]) == certificates.clean_accuracy
+
+
+def test_one_logit():
+    model = dense_chain(3, 4, 1)
+    with pytest.raises(ModelError, match="the model has one logit, which leaves nothing to certify"):
+        lipcert.certify(model, randn(2, 3))
 
 
 def test_labels(model):

@@ -116,11 +116,12 @@ def test_a_half_written_row_is_written_again(certifier, computed, tmp_path, lost
     assert (tmp_path / "c.csv").read_text().splitlines()[: kept + 1] == complete.splitlines()[: kept + 1]
 
 
-def test_more_inputs_extend_a_file_and_fewer_read_its_beginning(certifier, computed, tmp_path):
+def test_more_inputs_extend_a_file_and_fewer_are_refused(certifier, computed, tmp_path):
     run(certifier, tmp_path / "c.csv", count=16)
     run(certifier, tmp_path / "c.csv", count=24)
     assert computed == list(range(24))
-    assert len(run(certifier, tmp_path / "c.csv", count=10)) == 10
+    with pytest.raises(ResumeError, match="holds 24 certificates, more than 10; choose another folder"):
+        run(certifier, tmp_path / "c.csv", count=10)
     assert computed == list(range(24))
 
 
@@ -138,7 +139,7 @@ def test_files_of_other_weights_or_data_are_refused(certifier, tmp_path):
     run(certifier, tmp_path / "c.csv")
     before = (tmp_path / "c.csv").read_bytes()
     other = dense_chain(4, 5, 3, seed=1).float()
-    message = "holds certificates of other weights or data; remove it or choose another folder"
+    message = "of other weights or data, or by another method; remove it or choose another folder"
     with pytest.raises(ResumeError, match=message):
         run(Certifier(other, lipcert.bound(other, (4,))), tmp_path / "c.csv")
     with pytest.raises(ResumeError, match=message):

@@ -129,7 +129,7 @@ PNG = image_bytes(random_pixels((8, 8, 3)))
 @pytest.mark.parametrize(
     ("splits", "change", "message"),
     [
-        ({}, put("notes.txt", b""), r"toy holds no images; expected train/<class>/<image>"),
+        ({}, put("notes.txt", b""), r"toy holds no images; expected <class>/<image>, or train/<class>/<image>"),
         ({"train": 1, "test": 1}, put("train/ant/x.png", b""), "train/ant/x.png is truncated or not an image"),
         ({"train": 1, "test": 1}, put("train/ant/x.jpg", b"<html>"), "train/ant/x.jpg is truncated or not an image"),
         ({"train": 1, "test": 1}, put("test/bee/x.png", PNG[:-60]), "test/bee/x.png is truncated or not an image"),
@@ -150,7 +150,7 @@ PNG = image_bytes(random_pixels((8, 8, 3)))
             put("test/wasp/x.png", PNG),
             "test/wasp/x.png is of the class 'wasp', which has no training images",
         ),
-        ({"": 1}, put("wasp/a.png", PNG), "class 0 has a single image"),
+        ({"": 1}, put("wasp/a.png", PNG), "toy: the class 'ant' has a single image"),
     ],
 )
 def test_wrong_folders(tmp_path: Path, splits: dict[str, int], change: Callable[[Path], None], message: str) -> None:
@@ -160,10 +160,31 @@ def test_wrong_folders(tmp_path: Path, splits: dict[str, int], change: Callable[
         load(tmp_path / "toy")
 
 
-def test_a_single_class(tmp_path: Path) -> None:
-    write_images(tmp_path, {"train": 2, "test": 1}, ("ant",))
+@pytest.mark.parametrize("splits", [{"train": 2, "test": 1}, {"": 2}], ids=["split", "whole"])
+def test_a_single_class(tmp_path: Path, splits: dict[str, int]) -> None:
+    write_images(tmp_path / "toy", splits, ("ant",))
     with pytest.raises(DataError, match="has the single class 'ant'; a classifier needs two folders or more"):
-        load(tmp_path)
+        load(tmp_path / "toy")
+
+
+@pytest.mark.parametrize("parent", ["toy", "toy/train", "toy/top", "toy/top/train"])
+def test_a_class_without_images_is_refused(tmp_path: Path, parent: str) -> None:
+    """Also after the other images have been decoded; it would come before bee and wasp."""
+    write_images(tmp_path / parent, {"": 3}, ("ant", "bee", "wasp"))
+    (tmp_path / "toy" / ".git").mkdir()
+    assert load(tmp_path / "toy").class_names == ("ant", "bee", "wasp")
+    empty = tmp_path / parent / "bat"
+    empty.mkdir()
+    (empty / "notes.txt").write_text("soon")
+    name = empty.relative_to(tmp_path / "toy")
+    with pytest.raises(DataError, match=f"toy: the class folder {name} holds no images; add some or remove it"):
+        load(tmp_path / "toy")
+
+
+def test_folders_outside_of_the_splits_may_hold_no_images(tmp_path: Path) -> None:
+    write_images(tmp_path / "toy", {"train": 2, "test": 1})
+    (tmp_path / "toy" / "notes").mkdir()
+    assert len(load(tmp_path / "toy").train) == 4
 
 
 def test_pixels_with_more_than_8_bits_are_refused() -> None:

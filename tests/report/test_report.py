@@ -99,6 +99,13 @@ def test_several_runs_stand_side_by_side(finished, run, tmp_path, undrawn):
     assert not (run / "report.html").exists()
 
 
+def test_the_table_says_how_many_inputs_were_attacked(finished, run):
+    table = compare(read_runs([finished]))
+    assert [row[table.columns.index("inputs attacked")] for row in table.rows] == ["80 of 359", "80 of 359"]
+    (run / "attacks.csv").unlink()
+    assert not any("attacked" in column for column in compare(read_runs([run])).columns)
+
+
 def test_equal_names_are_told_apart_and_equal_folders_refused(finished, run):
     names = [r.name for r in read_runs([run, finished])]
     assert names == [f"digits ({run})", f"digits ({finished})", "digits (standard)"]

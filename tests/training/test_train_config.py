@@ -67,6 +67,26 @@ def test_overrides():
     assert tiny("loss.r0=inf").with_overrides(["seed=1"]).loss.r0 == float("inf")
 
 
+def test_a_single_override_needs_no_list():
+    assert tiny().with_overrides("epochs=7").epochs == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "epsilons"),
+    [("0.5", (0.5,)), ("36/255", (36 / 255,)), ("0.5, 1/4", (0.5, 0.25)), ("[0.5, 0.25, 0.5]", (0.5, 0.25))],
+)
+def test_epsilons_may_be_a_single_number_and_repeats_are_dropped(text, epsilons):
+    assert tiny(f"epsilons={text}").epsilons == epsilons
+
+
+def test_the_note_is_left_out_with_other_data_or_another_model():
+    digits = TrainConfig.preset("digits")
+    assert digits.with_overrides(["model=2C2F", "seed=1"]).note == digits.note != ""
+    assert digits.with_overrides(["data=mnist"]).note == ""
+    assert digits.with_overrides(["model=mlp-64"]).note == ""
+    assert digits.with_overrides(["model=mlp-64", "note=mine"]).note == "mine"
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [

@@ -9,7 +9,7 @@ from torch import nn
 
 import lipcert
 from lipcert import data
-from lipcert.errors import DivergenceError, OptionError, ResumeError
+from lipcert.errors import ConfigError, DivergenceError, LipcertError, OptionError, ResumeError
 from lipcert.loading import load_model
 from lipcert.losses import Loss
 from lipcert.training import loop, resume, run
@@ -175,6 +175,31 @@ def test_runs_are_numbered_and_the_same_seed_gives_the_same_weights(tmp_path, mo
     a, b, c = (weights(result.folder) for result in (first, second, third))
     assert all(torch.equal(a[name], b[name]) for name in a)
     assert not torch.equal(a["1.weight"], c["1.weight"])
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [("data=nowhere/images", "nowhere/images does not exist"), ("model=8C2F", "does not accept")],
+)
+def test_what_cannot_be_trained_leaves_no_folder(tmp_path, override, message):
+    with pytest.raises(LipcertError, match=message):
+        lipcert.train(tiny(override), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_preset_or_a_file_may_be_named(tmp_path):
+    with pytest.raises(ConfigError, match="there is no preset 'digit'"):
+        lipcert.train("digit", tmp_path / "run")
+    (tmp_path / "mine.toml").write_text(tiny("epochs=2").to_toml())
+    assert lipcert.train(str(tmp_path / "mine.toml"), tmp_path / "run").summary["epochs"] == 2
+
+
+def test_all_files_of_a_run_have_the_same_permissions(tmp_path):
+    lipcert.train(tiny("epochs=2"), tmp_path / "run")
+    (tmp_path / "plain").touch()
+    modes = {path.name: path.stat().st_mode for path in (tmp_path / "run").iterdir() if path.name != ".lock"}
+    assert "model.safetensors" in modes
+    assert set(modes.values()) == {(tmp_path / "plain").stat().st_mode}
 
 
 def test_tensorboard(tmp_path):

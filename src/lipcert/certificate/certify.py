@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,7 +17,7 @@ from lipcert.bounds.fingerprint import check_finite
 from lipcert.certificate.error_pass import ErrorPass, Execution, check_covered
 from lipcert.certificate.rounding import rounding_model
 from lipcert.certificate.stages import stage_bounds
-from lipcert.errors import LabelError, NonFiniteError, OptionError, ShapeError
+from lipcert.errors import LabelError, ModelError, NonFiniteError, OptionError, ShapeError
 from lipcert.figures import TextTable, accuracy_curve, data_frame, radius_histogram
 from lipcert.network.normal_form import Network
 from lipcert.network.trace import trace
@@ -63,9 +64,9 @@ class Certificates:
 
     def certified_accuracy(self, epsilon: float | Sequence[float]) -> float | list[float]:
         """Share of inputs that are classified correctly and certified at radius ε; a list for several ε."""
-        if isinstance(epsilon, float | int):
-            return float((self.correct & (self.radius >= epsilon)).double().mean())
-        return [float((self.correct & (self.radius >= value)).double().mean()) for value in epsilon]
+        if isinstance(epsilon, Iterable):
+            return [float((self.correct & (self.radius >= value)).double().mean()) for value in epsilon]
+        return float((self.correct & (self.radius >= epsilon)).double().mean())
 
     def __repr__(self) -> str:
         accuracy = f", clean accuracy {self.clean_accuracy:.2%}" if self.label is not None and len(self) else ""
@@ -130,6 +131,11 @@ class Certifier:
         bound.check_belongs(model, self.network)
         self.bound = bound
         self.classes = self.network.classes
+        if self.classes == 1:
+            raise ModelError(
+                "the model has one logit, which leaves nothing to certify; for two classes, give it a second logit, "
+                "such as a constant 0"
+            )
         with torch.no_grad():
             exact = trace(copy.deepcopy(model).double(), bound.facts.input_shape)
             stages = stage_bounds(self.network, exact)
@@ -140,7 +146,8 @@ class Certifier:
     def certify(self, x: Tensor, first: int = 0, label: Tensor | None = None) -> Certificates:
         """Certificates of one batch; `first` is the index of its first input, for messages."""
         check_arithmetic(self.network)
-        self._check_input(x, first)
+        check_input(x, self.network)
+        _check_finite(x, first)
         x = x.to(self.network.device)
         # Convolutions are fastest in this memory format; the error analysis holds in any.
         execution = self._pass.execute(x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x)
@@ -149,26 +156,12 @@ class Certifier:
         prediction = logits.argmax(1)
         if label is not None:
             check_labels(label, len(x), self.classes)
-        if self.classes == 1:
-            infinite = torch.full((len(x),), torch.inf, dtype=torch.float64)
-            return Certificates(prediction, infinite, infinite.clone(), self.bound.guarantee, label)
         on_cpu = Execution(logits, execution.sites.cpu(), execution.output.cpu())
         errors = self.rounding.errors(on_cpu, prediction)
         margins = logits.gather(1, prediction[:, None]) - logits  # (B, K)
         radii = certified_radius(margins, errors, self.constants[prediction], prediction)
         radii = radii.clamp(max=self.rounding.reach)
         return Certificates(prediction, _smallest_other(margins, prediction), radii, self.bound.guarantee, label)
-
-    def _check_input(self, x: Tensor, first: int) -> None:
-        if not x.is_floating_point() or x.dtype != self.network.dtype:
-            raise ShapeError(f"inputs have dtype {x.dtype}, the model computes in {self.network.dtype}; convert them")
-        if tuple(x.shape[1:]) != self.network.input_shape:
-            raise ShapeError(
-                f"inputs have shape {tuple(x.shape[1:])} each, the bound is for {self.network.input_shape}"
-            )
-        bad = ~torch.isfinite(x.flatten(1)).all(1)
-        if bool(bad.any()):
-            raise NonFiniteError(f"input {first + int(bad.nonzero()[0])} contains NaN or infinity")
 
 
 def certified_radius(margins: Tensor, errors: Tensor, constants: Tensor, prediction: Tensor) -> Tensor:
@@ -187,6 +180,24 @@ def _smallest_other(values: Tensor, prediction: Tensor) -> Tensor:
     return values.scatter(1, prediction[:, None], torch.inf).amin(1)
 
 
+def check_input(x: Tensor, network: Network) -> None:
+    """Refuse inputs of another shape or type than the network's."""
+    if not isinstance(x, Tensor):
+        raise ShapeError(f"inputs are {type(x).__name__}, expected a tensor; torch.stack makes one of several images")
+    if tuple(x.shape[1:]) != network.input_shape:
+        hint = "; a single input needs a batch axis, x[None]" if tuple(x.shape) == network.input_shape else ""
+        raise ShapeError(f"inputs have shape {tuple(x.shape[1:])} each, the bound is for {network.input_shape}{hint}")
+    if x.dtype != network.dtype:
+        remedy = f"x.to({network.dtype})" + ("" if x.is_floating_point() else " / 255, if they are pixels")
+        raise ShapeError(f"inputs have dtype {x.dtype}, the model computes in {network.dtype}; use {remedy}")
+
+
+def _check_finite(x: Tensor, first: int) -> None:
+    bad = ~torch.isfinite(x.flatten(1)).all(1)
+    if bool(bad.any()):
+        raise NonFiniteError(f"input {first + int(bad.nonzero()[0])} contains NaN or infinity")
+
+
 def _check_execution(execution: Execution, first: int) -> None:
     finite = torch.isfinite(execution.logits).all(1).cpu()
     # An error bound is at least 2^-53 of the largest sum of absolute products in its stage.
@@ -199,10 +210,16 @@ def _check_execution(execution: Execution, first: int) -> None:
 
 def check_labels(label: Tensor, count: int, classes: int) -> None:
     """Refuse labels that are not one class per input."""
-    if label.shape != (count,):
-        raise LabelError(f"labels have shape {tuple(label.shape)}, expected one per input, ({count},)")
+    _check_count(label, count)
     if label.is_floating_point() or (count and (int(label.min()) < 0 or int(label.max()) >= classes)):
         raise LabelError(f"labels must be integers from 0 to {classes - 1}")
+
+
+def _check_count(label: Tensor, count: int) -> None:
+    if not isinstance(label, Tensor):
+        raise LabelError(f"labels are {type(label).__name__}, expected a tensor of integers; use torch.tensor(labels)")
+    if label.shape != (count,):
+        raise LabelError(f"labels have shape {tuple(label.shape)}, expected one per input, ({count},)")
 
 
 def check_arithmetic(network: Network) -> None:
@@ -244,6 +261,10 @@ def certify(
     """
     if batch_size < 1:
         raise OptionError(f"batch_size is {batch_size}, expected 1 or more")
+    if bound is not None and not isinstance(bound, Bound):
+        raise OptionError(f"bound is {type(bound).__name__}, expected what lipcert.bound or Bound.load returns")
+    if isinstance(x, np.ndarray):
+        raise ShapeError("inputs are a numpy array, expected a tensor; use torch.from_numpy(x)")
     if isinstance(x, Tensor):
         shape = tuple(x.shape[1:])
         batches = _split(x, labels, batch_size)
@@ -281,8 +302,8 @@ def concatenate(parts: Sequence[Certificates]) -> Certificates:
 
 
 def _split(x: Tensor, labels: Tensor | None, size: int) -> Iterator[tuple[Tensor, Tensor | None]]:
-    if labels is not None and labels.shape != (len(x),):
-        raise LabelError(f"labels have shape {tuple(labels.shape)}, expected one per input, ({len(x)},)")
+    if labels is not None:
+        _check_count(labels, len(x))
     for first in range(0, len(x), size):
         yield x[first : first + size], labels[first : first + size] if labels is not None else None
 
@@ -291,5 +312,7 @@ def _pairs(batches: Iterable[Tensor | Sequence[Tensor]]) -> Iterator[tuple[Tenso
     for batch in batches:
         if isinstance(batch, Tensor):
             yield batch, None
-        else:
+        elif isinstance(batch, list | tuple) and len(batch) == 2:
             yield batch[0], batch[1]
+        else:
+            raise ShapeError(f"the loader gives {type(batch).__name__}, expected inputs or (inputs, labels)")

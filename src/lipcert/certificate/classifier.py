@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lipcert.bounds.bound import Bound
-from lipcert.certificate.certify import Certifier, certified_radius
+from lipcert.certificate.certify import Certifier, certified_radius, check_arithmetic, check_input
 from lipcert.errors import BoundError
 
 
@@ -33,6 +33,7 @@ class CertifiedClassifier(nn.Module):
             errors = certifier.rounding.errors_from(certifier._pass.execute(zero))
         self.model = model
         self._bound = bound
+        self._network = certifier.network
         self._reach = certifier.rounding.reach
         device = certifier.network.device
         self.register_buffer("constants", certifier.constants.to(device))
@@ -48,14 +49,14 @@ class CertifiedClassifier(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Logits as the model computes them, and certified radii in float64."""
         if not torch.compiler.is_compiling():
+            check_arithmetic(self._network)
             self._check_unchanged()
-        logits: Tensor = self.model(x)
+        check_input(x, self._network)
+        distance = torch.linalg.vector_norm(x.flatten(1).double(), dim=1)[:, None] * (1 + 1e-12)
+        logits: Tensor = self.model(x)  # may work in place
         wide = logits.double()
         prediction = wide.argmax(1)
-        if logits.shape[1] == 1:
-            return logits, torch.full_like(wide[:, 0], torch.inf)
         margins = wide.gather(1, prediction[:, None]) - wide
-        distance = torch.linalg.vector_norm(x.flatten(1).double(), dim=1)[:, None] * (1 + 1e-12)
         errors = 2 * (self.reference_errors[prediction] + self.growth[prediction] * distance)
         radius = certified_radius(margins, errors, self.constants[prediction], prediction).clamp(max=self._reach)
         in_range = torch.isfinite(wide).all(1) & (distance[:, 0] < self._reach)

@@ -35,12 +35,15 @@ def certify_to_csv(
 ) -> Certificates:
     """Certify inputs 0..count−1, one flushed CSV row each; rows that are there already are kept, not computed again.
 
-    `origin` says what the rows depend on besides the weights (the data set and its checksum). It is written beside the
-    file, and a file of another origin is refused. `inspect` sees every new batch before its rows are written.
+    `origin` says what the rows depend on besides the weights (the data set and its checksum, the method of the bound).
+    It is written beside the file, and a file of another origin is refused. `inspect` sees every new batch before its
+    rows are written.
     """
     path = Path(path)
-    rows = _existing_rows(path, {"fingerprint": certifier.bound.facts.fingerprint, "origin": origin})
-    parts = [_from_rows(rows[:count], certifier.bound.guarantee)] if rows else []
+    rows = _existing_rows(path, certifier.bound.facts.fingerprint, origin)
+    if len(rows) > count:
+        raise ResumeError(f"{path} holds {len(rows)} certificates, more than {count}; choose another folder")
+    parts = [_from_rows(rows, certifier.bound.guarantee)] if rows else []
     with path.open("a", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         for first in range(len(rows), count, batch_size):
@@ -68,12 +71,24 @@ def read_certificates(path: str | Path, guarantee: str = "") -> Certificates:
     return _from_rows(_parse(Path(path).read_text()), guarantee)
 
 
-def _existing_rows(path: Path, origin: dict[str, str]) -> list[list[str]]:
-    """The complete rows of a file to be continued; a half-written last row is cut off. A new file gets its header."""
+def check_continues(path: Path, fingerprint: str, origin: str) -> None:
+    """Refuse a file of certificates that are not of these weights and this origin."""
     mark = path.with_suffix(".origin.json")
-    if path.exists() and mark.exists():
-        if _read_origin(mark) != origin:
-            raise ResumeError(f"{path} holds certificates of other weights or data; remove it or choose another folder")
+    if path.exists() and not mark.exists():
+        raise ResumeError(
+            f"{path} exists, but not {mark.name} that says what it holds; remove it or choose another folder"
+        )
+    if path.exists() and _read_origin(mark) != _origin(fingerprint, origin):
+        raise ResumeError(
+            f"{path} holds certificates of other weights or data, or by another method; remove it or choose another "
+            "folder"
+        )
+
+
+def _existing_rows(path: Path, fingerprint: str, origin: str) -> list[list[str]]:
+    """The complete rows of a file to be continued; a half-written last row is cut off. A new file gets its header."""
+    check_continues(path, fingerprint, origin)
+    if path.exists():
         text = path.read_text()
         complete = text[: text.rfind("\n") + 1]
         rows = _parse(complete)
@@ -81,15 +96,15 @@ def _existing_rows(path: Path, origin: dict[str, str]) -> list[list[str]]:
             with replace_file(path) as temporary:
                 temporary.write_text(complete)
         return rows
-    if path.exists():
-        raise ResumeError(
-            f"{path} exists, but not {mark.name} that says what it holds; remove it or choose another folder"
-        )
-    with replace_file(mark) as temporary:
-        temporary.write_text(json.dumps(origin) + "\n")
+    with replace_file(path.with_suffix(".origin.json")) as temporary:
+        temporary.write_text(json.dumps(_origin(fingerprint, origin)) + "\n")
     with replace_file(path) as temporary:
         temporary.write_text(",".join(HEADER) + "\n")
     return []
+
+
+def _origin(fingerprint: str, origin: str) -> dict[str, str]:
+    return {"fingerprint": fingerprint, "origin": origin}
 
 
 def _read_origin(mark: Path) -> object:

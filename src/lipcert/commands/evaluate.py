@@ -13,16 +13,13 @@ import torch
 from torch import Tensor
 
 from lipcert import attacks, data
-from lipcert.bounds.certified import stored_bound
-from lipcert.certificate import Certifier
-from lipcert.certificate.stream import certify_to_csv
 from lipcert.errors import OptionError, ShapeError
 from lipcert.files import replace_file
 from lipcert.loading import LoadedModel
 from lipcert.norms.certified import Progress as Report
 from lipcert.training.environment import ENVIRONMENT, environment
 from lipcert.training.evidence import write_evidence
-from lipcert.training.finish import SUMMARY
+from lipcert.training.finish import SUMMARY, certify_test
 from lipcert.training.run import CONFIG
 
 _BATCH = 256
@@ -58,33 +55,28 @@ def certify(
     epsilons: Sequence[float],
     out: Path,
     *,
-    method: str = "liplt",
+    method: str | None = None,
     attack: bool,
     limit: int | None,
     progress: Report,
 ) -> Summary:
-    """Bound, certify (continuing an earlier run in the same folder), optionally attack; writes the folder `out`."""
-    _check_epsilons(epsilons)
-    dataset, test = _test_split(loaded, name, data_dir, limit)
-    execution = str(loaded.dtype).removeprefix("torch.")
+    """Bound, certify (continuing an earlier run in the same folder), optionally attack; writes the folder `out`.
+
+    Without a method it is that of the bound stored beside the model, or liplt.
+    """
+    epsilons = _checked_epsilons(epsilons)
+    if (out / CONFIG).exists():
+        raise OptionError(f"{out} is the folder of a training, which would be overwritten; choose another --out")
+    dataset, test = _test_part(loaded, name, data_dir, limit)
     began = time.perf_counter()
-    bound = stored_bound(loaded.model, loaded.input_shape, out / "bound", progress, method)
-    certifier = Certifier(loaded.model, bound)
+    method = method or (loaded.earlier.method if loaded.earlier is not None else "liplt")
+    bound, certificates = certify_test(loaded, dataset, out, method, progress, count=len(test))
     facts: dict[str, Any] = {
         "model": loaded.name, "data": dataset.name, "data_title": dataset.title, "data_note": dataset.note,
-        "inputs": len(test), "units": "l2, pixels in [0, 1]", "execution": execution,
+        "inputs": len(test), "units": "l2, pixels in [0, 1]", "execution": loaded.execution,
         "method": bound.method, "target": bound.target, "guarantee": bound.guarantee,
         "mean_constant": bound.mean, "fingerprint": bound.facts.fingerprint,
     }  # fmt: skip
-    certificates = certify_to_csv(
-        certifier,
-        lambda first, last: (test.pixels(slice(first, last)), test.labels[first:last]),
-        len(test),
-        out / "certificates.csv",
-        origin=f"{dataset.name} {dataset.checksum} {execution}",
-        batch_size=_BATCH,
-        progress=progress,
-    )
     evidence = write_evidence(loaded, bound, dataset, certificates, epsilons, len(test) if attack else 0, out, progress)
     radius = certificates.radius
     facts |= {
@@ -92,8 +84,7 @@ def certify(
         "mean_radius": float(radius.mean()), "median_radius": float(radius.median()), **evidence,
         "seconds": time.perf_counter() - began,
     }  # fmt: skip
-    if not (out / CONFIG).exists():  # a training run has its own
-        _write_json(out / ENVIRONMENT, environment(dataset, data_dir, None))
+    _write_json(out / ENVIRONMENT, environment(dataset, data_dir, None))
     _write_json(out / SUMMARY, facts)
     rows = []
     for at in facts["at"]:
@@ -102,7 +93,8 @@ def certify(
         rows.append((*cells, f"{facts['mean_radius']:.4f}", f"{facts['median_radius']:.4f}"))
     return Summary(
         f"{loaded.name} on {dataset.name}, {len(test)} test inputs",
-        f"Certified: {bound.guarantee}; executed in {execution}, rounding included. {dataset.note} Written to {out}.",
+        f"Certified: {bound.guarantee}; executed in {loaded.execution}, rounding included. {_sentence(dataset.note)}"
+        f"Written to {out}.",
         ("ε (l2)", "clean", "attacked", "certified", "mean radius", "median radius"),
         rows,
         facts,
@@ -120,8 +112,8 @@ def attack(
     progress: Report,
 ) -> Summary:
     """Clean accuracy and accuracy under PGD."""
-    _check_epsilons(epsilons)
-    dataset, test = _test_split(loaded, name, data_dir, limit)
+    epsilons = _checked_epsilons(epsilons)
+    dataset, test = _test_part(loaded, name, data_dir, limit)
     rows, results = [], []
     for epsilon in epsilons:
         clean = survived = 0
@@ -136,20 +128,24 @@ def attack(
         rows.append((f"{epsilon:g}", f"{clean / len(test):.2%}", f"{survived / len(test):.2%}"))
     facts = {"model": loaded.name, "data": dataset.name, "inputs": len(test), **asdict(settings), "at": results}
     title = f"{loaded.name} on {dataset.name}, {len(test)} test inputs"
-    caption = f"l2 PGD, {settings.steps} iterations, step {settings.step}, {settings.restarts} runs. {dataset.note}"
-    return Summary(title, caption, ("ε (l2)", "clean", "attacked"), rows, facts)
+    caption = f"l2 PGD, {settings.steps} iterations, step {settings.step}, {settings.restarts} runs. "
+    return Summary(title, caption + _sentence(dataset.note), ("ε (l2)", "clean", "attacked"), rows, facts)
 
 
-def _test_split(
+def _test_part(
     loaded: LoadedModel, name: str, data_dir: Path | None, limit: int | None
 ) -> tuple[data.Dataset, data.Split]:
+    """The data set, and the first `limit` test inputs of it."""
     if limit is not None and limit < 1:
         raise OptionError(f"--limit is {limit}, expected 1 or more")
     dataset = data.load(name, data_dir).in_dtype(loaded.dtype)
     if dataset.input_shape != loaded.input_shape:
         raise ShapeError(f"{name} has images of shape {dataset.input_shape}, the model takes {loaded.input_shape}")
-    test = dataset.test
-    return dataset, test.take(slice(0, limit)) if limit else test
+    return dataset, dataset.test.take(slice(0, limit)) if limit else dataset.test
+
+
+def _sentence(note: str) -> str:
+    return f"{note.rstrip('.')}. " if note else ""
 
 
 def _write_json(path: Path, facts: dict[str, Any]) -> None:
@@ -157,9 +153,11 @@ def _write_json(path: Path, facts: dict[str, Any]) -> None:
         temporary.write_text(json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
 
 
-def _check_epsilons(epsilons: Sequence[float]) -> None:
+def _checked_epsilons(epsilons: Sequence[float]) -> list[float]:
+    """Positive ones, each once."""
     if not epsilons or any(not 0 < epsilon < float("inf") for epsilon in epsilons):
         raise OptionError(f"--eps is {list(epsilons)}, expected positive numbers such as 1.58")
+    return list(dict.fromkeys(epsilons))
 
 
 @torch.no_grad()

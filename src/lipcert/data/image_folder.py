@@ -10,7 +10,8 @@ import numpy as np
 
 from lipcert.data.dataset import Dataset, Split, split_by_seed, split_from_arrays
 from lipcert.data.decoded import Decoded, cached
-from lipcert.data.images import DecodedImage, decode_images, stack_images
+from lipcert.data.files import read_files
+from lipcert.data.images import DecodedImage, decode_images, is_image_name, stack_images
 from lipcert.errors import DataError
 
 _LOG = logging.getLogger(__name__)
@@ -26,11 +27,15 @@ def read_image_folder(source: Path, seed: int) -> Dataset:
 
     With train and val only, val is the test split; with all three, val is the validation split.
     """
+    _refuse_empty_classes(source)
     decoded = cached(source, "images", lambda: decode_folder(source))
     splits = dict(decoded.splits)
     note = f"images of {source.name}"
     if len(splits) == 1:
         (only,) = splits.values()
+        for name, count in zip(decoded.class_names, only.labels.bincount().tolist(), strict=True):
+            if count == 1:
+                raise DataError(f"{source}: the class {name!r} has a single image; add another one to test on")
         splits["train"], splits["test"] = split_by_seed(only, seed)
         note += (
             f", split by seed {seed} into {len(splits['train']):,} to train on and {len(splits['test']):,} to test on"
@@ -53,7 +58,8 @@ def decode_folder(source: Path, *, colour: bool | None = None) -> Decoded:
     """All images of a folder or archive, sorted by path. Classes are counted in the order of their folders' names."""
     images, _ = decode_images(source, colour=colour)
     if not images:
-        raise DataError(f"{source} holds no images; expected train/<class>/<image> and test/<class>/<image>")
+        forms = "<class>/<image>, or train/<class>/<image> and test/<class>/<image>"
+        raise DataError(f"{source} holds no images; expected {forms}")
     placed = _place(source, sorted(images, key=lambda image: image.path))
     names = sorted({split for split, _, _ in placed})
     first = "train" if _WHOLE not in names else _WHOLE
@@ -69,10 +75,29 @@ def decode_folder(source: Path, *, colour: bool | None = None) -> Decoded:
     return Decoded(_split(source, placed, names, class_names), class_names, formats)
 
 
+def _refuse_empty_classes(source: Path) -> None:
+    """Without images a class would be left out, and the labels of the classes after it would shift."""
+    top = _folders(source)
+    root = top[0] if len(top) == 1 and top[0].name not in _SPLITS else source
+    splits = [folder for folder in _folders(root) if folder.name in _SPLITS]
+    for folder in (folder for parent in splits or [root] for folder in _folders(parent)):
+        if next(read_files(folder, is_image_name), None) is None:
+            name = folder.relative_to(source)
+            raise DataError(f"{source}: the class folder {name} holds no images; add some or remove it")
+
+
+def _folders(source: Path) -> list[Path]:
+    """The folders in a folder; an archive has none that could be empty."""
+    if not source.is_dir():
+        return []
+    return sorted(path for path in source.iterdir() if path.is_dir() and not path.name.startswith((".", "__MACOSX")))
+
+
 def _place(source: Path, images: Sequence[DecodedImage]) -> list[Placed]:
     paths = [image.path.split("/") for image in images]
-    if len({path[0] for path in paths}) == 1 and paths[0][0] not in _SPLITS:
-        paths = [path[1:] for path in paths]  # the one folder that archives usually have at the top
+    one_folder = len({path[0] for path in paths}) == 1 and paths[0][0] not in _SPLITS
+    if one_folder and any(len(path) > 2 for path in paths):  # what archives usually have at the top, no class
+        paths = [path[1:] for path in paths]
     split_up = any(path[0] in _SPLITS for path in paths if path)
     placed: list[Placed] = []
     ignored: list[str] = []

@@ -30,7 +30,7 @@ class TextTable:
 
         table = Table(title=plain(self.title), caption=plain(self.caption))
         for k, column in enumerate(self.columns):
-            table.add_column(plain(column), justify="right" if k else "left")
+            table.add_column(plain(column), justify="right" if k else "left", overflow="fold")
         for row in self.rows:
             table.add_row(*map(plain, row))
         return table

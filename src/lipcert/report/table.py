@@ -35,11 +35,15 @@ class Comparison:
 
 
 def compare(runs: Sequence[RunFolder]) -> Comparison:
-    """Clean, attacked and certified accuracies at every ε of any run, radii, constants and times."""
+    """Clean, attacked and certified accuracies at every ε of any run, radii, constants and times.
+
+    Attacked accuracies are shares of the inputs attacked, which may be fewer than those certified: a column says so.
+    """
     epsilons = sorted({epsilon for run in runs for epsilon in run.epsilons})
     attacked = any(run.distance is not None for run in runs)
     pairs = [(kind, epsilon) for epsilon in epsilons for kind in (["attacked"] if attacked else []) + ["certified"]]
-    columns = ["run", "network", "trained by", "data", "clean", *(f"{kind} at ε = {eps:.4g}" for kind, eps in pairs),
+    columns = ["run", "network", "trained by", "data", "clean", *(["inputs attacked"] if attacked else []),
+               *(f"{kind} at ε = {eps:.4g}" for kind, eps in pairs),
                "median radius", "mean constant", "training time"]  # fmt: skip
     rows = []
     for run in runs:
@@ -47,13 +51,18 @@ def compare(runs: Sequence[RunFolder]) -> Comparison:
         constant, seconds = run.summary.get("mean_constant"), run.summary.get("training_seconds")
         rows.append(
             [
-                run.name, run.model, run.loss or NOTHING, run.data, percent(run.clean), *map(percent, shares),
+                run.name, run.model, run.loss or NOTHING, run.data, percent(run.clean),
+                *([_attacked(run)] if attacked else []), *map(percent, shares),
                 f"{float(run.certificates.radius.median()):.4g}",
                 f"{constant:.4g}" if constant is not None else NOTHING,
                 duration(seconds) if seconds is not None else NOTHING,
             ]
         )  # fmt: skip
     return Comparison(columns, rows, words=4)
+
+
+def _attacked(run: RunFolder) -> str:
+    return NOTHING if run.distance is None else f"{len(run.distance):,} of {len(run.certificates):,}"
 
 
 def percent(share: float | None, digits: int = 2) -> str:

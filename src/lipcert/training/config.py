@@ -39,6 +39,17 @@ def _fraction(value: Any) -> Any:
     return value
 
 
+def _listed(value: Any) -> Any:
+    """A single number, or several in one string, as a list."""
+    if isinstance(value, str):
+        return value.split(",")
+    return [value] if isinstance(value, int | float) else value
+
+
+def _distinct(values: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(dict.fromkeys(values))
+
+
 def _one_of(choices: Sequence[str]) -> AfterValidator:
     def check(value: str) -> str:
         if value not in choices:
@@ -176,7 +187,7 @@ class TrainConfig(_Model):
     init: Literal["default", "orthogonal"] = "default"
     clip_norm: NonNegativeFloat = 0.0
     precision: Literal["32-true", "bf16-mixed"] = "32-true"
-    epsilons: Annotated[tuple[Epsilon, ...], Field(min_length=1)]
+    epsilons: Annotated[tuple[Epsilon, ...], Field(min_length=1), BeforeValidator(_listed), AfterValidator(_distinct)]
     eval_every: PositiveInt = 1
     checkpoint_seconds: NonNegativeFloat = 60.0
     compare_standard: bool = False
@@ -222,6 +233,12 @@ class TrainConfig(_Model):
         return cls.parse({"name": name, **read_toml(resource.read_text("utf-8"), name)}, f"preset {name}")
 
     @classmethod
+    def named(cls, spec: str | Path) -> TrainConfig:
+        """The configuration of a preset or of a TOML file."""
+        is_file = Path(spec).suffix == ".toml" or Path(spec).is_file()
+        return cls.from_toml(spec) if is_file else cls.preset(str(spec))
+
+    @classmethod
     def from_toml(cls, path: str | Path) -> TrainConfig:
         """A configuration from a TOML file."""
         try:
@@ -230,12 +247,17 @@ class TrainConfig(_Model):
             raise ConfigError(f"{path} cannot be read ({error}); give a preset or a TOML file") from None
         return cls.parse({"name": Path(path).stem, **read_toml(text, str(path))}, str(path))
 
-    def with_overrides(self, overrides: Sequence[str]) -> TrainConfig:
+    def with_overrides(self, overrides: str | Sequence[str]) -> TrainConfig:
         """A copy with some values replaced, each given as "key=value", such as "loss.t=4".
 
-        Another loss.type starts from that loss's own defaults.
+        Another loss.type starts from that loss's own defaults. The note is about the data and the model: with others,
+        it is left out.
         """
-        return self.parse(apply_overrides(self.model_dump(), overrides), "override") if overrides else self
+        overrides = [overrides] if isinstance(overrides, str) else overrides
+        changed = self.parse(apply_overrides(self.model_dump(), overrides), "override")
+        if (changed.data, changed.model) != (self.data, self.model) and changed.note == self.note:
+            return changed.model_copy(update={"note": ""})
+        return changed
 
     def standard_twin(self) -> TrainConfig:
         """The same run by cross-entropy alone."""

@@ -10,13 +10,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from lipcert.bounds.bound import Bound
 from lipcert.bounds.certified import stored_bound
+from lipcert.bounds.fingerprint import fingerprint
 from lipcert.bounds.scales import FitOptions, Scales
-from lipcert.certificate import Certifier
-from lipcert.certificate.stream import certify_to_csv
+from lipcert.certificate import Certificates, Certifier
+from lipcert.certificate.stream import certify_to_csv, check_continues
 from lipcert.data import Dataset
 from lipcert.files import replace_file
-from lipcert.loading import load_model, save_checkpoint
+from lipcert.loading import LoadedModel, load_model, save_checkpoint
+from lipcert.network.trace import trace
 from lipcert.norms.certified import Progress
 from lipcert.training.config import TrainConfig
 from lipcert.training.evidence import write_evidence
@@ -47,17 +50,8 @@ def finish(
     began = time.perf_counter()
     method, fit = "liplt", None
     if scales is not None and config.robust:  # what training has learned is a good start
-        method, fit = "rescaled", FitOptions(start=scales.state_dict())
-    bound = stored_bound(loaded.model, loaded.input_shape, folder / "bound", progress, method, fit)
-    test = dataset.test
-    certificates = certify_to_csv(
-        Certifier(loaded.model, bound),
-        lambda first, last: (test.pixels(slice(first, last)), test.labels[first:last]),
-        len(test),
-        folder / "certificates.csv",
-        origin=f"{dataset.name} {dataset.checksum} {config.execution}",
-        progress=progress,
-    )
+        method, fit = "rescaled", FitOptions(start=scales.diagonals())
+    bound, certificates = certify_test(loaded, dataset, folder, method, progress, fit)
     certified = time.perf_counter()
     evidence = write_evidence(
         loaded, bound, dataset, certificates, config.epsilons, config.attack_inputs, folder, progress
@@ -65,7 +59,7 @@ def finish(
     summary: dict[str, Any] = {
         "name": config.name, "model": config.model, "loss": config.loss.type, "epochs": config.epochs,
         "seed": config.seed, "note": config.note,
-        "data": dataset.name, "data_title": dataset.title, "data_note": dataset.note, "inputs": len(test),
+        "data": dataset.name, "data_title": dataset.title, "data_note": dataset.note, "inputs": len(dataset.test),
         "units": "l2, pixels in [0, 1]", "execution": config.execution,
         "method": bound.method, "target": bound.target, "guarantee": bound.guarantee,
         "mean_constant": bound.mean, "fingerprint": bound.facts.fingerprint,
@@ -78,3 +72,33 @@ def finish(
     with replace_file(folder / SUMMARY) as temporary:
         temporary.write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
     return summary
+
+
+def certify_test(
+    loaded: LoadedModel,
+    dataset: Dataset,
+    folder: Path,
+    method: str,
+    progress: Progress,
+    fit: FitOptions | None = None,
+    count: int | None = None,
+) -> tuple[Bound, Certificates]:
+    """The bound of the model and the certificates of the first `count` test inputs, or of all, both in the folder.
+
+    What is there already of both is used again. A folder with certificates of something else is refused unchanged.
+    """
+    path, test = folder / "certificates.csv", dataset.test
+    origin = f"{dataset.name} {dataset.checksum} {loaded.execution} {method}"
+    check_continues(path, fingerprint(loaded.model, trace(loaded.model, loaded.input_shape)), origin)
+    bound = stored_bound(
+        loaded.model, loaded.input_shape, folder / "bound", progress, method, fit, earlier=loaded.earlier
+    )
+    certificates = certify_to_csv(
+        Certifier(loaded.model, bound),
+        lambda first, last: (test.pixels(slice(first, last)), test.labels[first:last]),
+        len(test) if count is None else count,
+        path,
+        origin=origin,
+        progress=progress,
+    )
+    return bound, certificates

@@ -81,12 +81,13 @@ class Training:
             synchronise(self.fabric, self.estimators)
             for step in range(first, steps):
                 self.step(batches[step], epoch, step, lr, sums)
-                progress("training", (epoch + (step + 1) / steps) / config.epochs, self.figures(epoch, sums))
-                if self.checkpoint_is_due() and step + 1 < steps:
-                    self.save(Position(epoch, step + 1, self.total(sums)))
+                if step + 1 < steps:
+                    progress("training", (epoch + (step + 1) / steps) / config.epochs, self.figures(epoch, sums))
+                    if self.checkpoint_is_due():
+                        self.save(Position(epoch, step + 1, self.total(sums)))
             self.log.append(self.measure(epoch, lr, self.total(sums), began))
             self.save(Position(epoch + 1))
-        progress("training", 1.0, self.figures(config.epochs - 1, {}))
+            progress("training", (epoch + 1) / config.epochs, self.figures(epoch, sums))
 
     def step(self, index: Tensor, epoch: int, step: int, lr: float, sums: dict[str, float]) -> None:
         """One step of the optimizer on a global batch."""
@@ -201,7 +202,7 @@ class Training:
     def figures(self, epoch: int, sums: dict[str, float]) -> str:
         """One line on how it goes."""
         parts = [f"epoch {epoch + 1}/{self.config.epochs}"]
-        if sums:
+        if sums["count"]:
             parts += [f"loss {sums['loss'] / sums['count']:.3f}", f"train {sums['correct'] / sums['count']:.1%}"]
         if (last := self.log.latest("clean")) is not None:
             parts.append(f"clean {last['clean']:.1%}")

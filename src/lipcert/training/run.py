@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -20,12 +21,14 @@ from lipcert import data
 from lipcert.errors import OptionError, ResumeError
 from lipcert.figures import TextTable, data_frame, draw_lines, new_figure
 from lipcert.files import replace_file
+from lipcert.network import trace
 from lipcert.training.checkpoint import leftovers, remove_leftovers
 from lipcert.training.config import TrainConfig
 from lipcert.training.environment import ENVIRONMENT, environment
 from lipcert.training.finish import SUMMARY, finish
 from lipcert.training.loop import Progress, Training
 from lipcert.training.monitor import flat_metrics, read_metrics
+from lipcert.training.objective import build_model
 
 if TYPE_CHECKING:
     import pandas
@@ -68,8 +71,10 @@ class Run:
         """Accuracies of the run and of its twin; certified by guaranteed bounds only."""
         facts = self.summary
         columns = ["loss", "clean"]
+        attacked = facts.get("attacked_inputs", facts["inputs"])
+        share = f" ({attacked:,} inputs)" if attacked < facts["inputs"] else ""
         for entry in facts["at"]:
-            columns += [f"attacked at ε = {entry['epsilon']:.4g}"] if entry["attacked"] is not None else []
+            columns += [f"attacked at ε = {entry['epsilon']:.4g}{share}"] if entry["attacked"] is not None else []
             columns += [f"certified at ε = {entry['epsilon']:.4g}"]
         rows = []
         for row in (facts, *([self.standard.summary] if self.standard else [])):
@@ -128,7 +133,7 @@ def no_progress(what: str, fraction: float, figures: str = "") -> None:
 
 
 def train(
-    config: TrainConfig,
+    config: TrainConfig | str | Path,
     run_dir: str | Path | None = None,
     data_dir: str | Path | None = None,
     progress: Progress = no_progress,
@@ -136,17 +141,23 @@ def train(
     """Train and certify; under torchrun, on all its processes, which share the file system.
 
     Args:
-        config: such as `TrainConfig.preset("digits")`.
+        config: such as `TrainConfig.preset("digits")`; or the name of a preset or of a TOML file.
         run_dir: a new or empty folder; runs/<name>-<n> if not given.
         data_dir: where the data set is, see `lipcert.data.load`.
         progress: called with what is being done, the fraction done and the latest figures.
     """
+    config = config if isinstance(config, TrainConfig) else TrainConfig.named(config)
+    if run_dir is not None:
+        _check_unused(Path(run_dir))
     with _fabric(config) as fabric:
+        # Data that are missing, or that do not fit the network, must not leave a folder behind.
+        dataset = _load(fabric, config, data_dir)
+        trace(build_model(config, dataset.input_shape, dataset.classes), dataset.input_shape, training=True)
         folder: Path | None = None
         if fabric.is_global_zero:
             folder = _new_folder(config.name, run_dir)
             _write(folder / CONFIG, config.to_toml())
-        return _run(fabric, config, fabric.broadcast(folder), data_dir, progress)  # type: ignore[arg-type]
+        return _run(fabric, config, fabric.broadcast(folder), dataset, data_dir, progress)  # type: ignore[arg-type]
 
 
 def resume(run_dir: str | Path, data_dir: str | Path | None = None, progress: Progress = no_progress) -> Run:
@@ -155,23 +166,42 @@ def resume(run_dir: str | Path, data_dir: str | Path | None = None, progress: Pr
     if not (folder / CONFIG).is_file():
         raise ResumeError(f"{folder} holds no run: {CONFIG} is missing; start one with lipcert train")
     config = TrainConfig.from_toml(folder / CONFIG)
+    if data_dir is None and (folder / ENVIRONMENT).exists():
+        data_dir = json.loads((folder / ENVIRONMENT).read_text())["data"]["folder"]
     with _fabric(config) as fabric:
-        return _run(fabric, config, folder, data_dir, progress)
+        return _run(fabric, config, folder, _load(fabric, config, data_dir), data_dir, progress)
 
 
-def _run(fabric: Fabric, config: TrainConfig, folder: Path, data_dir: str | Path | None, progress: Progress) -> Run:
+def _load(fabric: Fabric, config: TrainConfig, data_dir: str | Path | None) -> data.Dataset:
+    with fabric.rank_zero_first():
+        return data.load(config.data, data_dir)
+
+
+def _run(
+    fabric: Fabric,
+    config: TrainConfig,
+    folder: Path,
+    dataset: data.Dataset,
+    data_dir: str | Path | None,
+    progress: Progress,
+) -> Run:
     """Go on with a folder that has at least its configuration."""
-    with _alone(folder) if fabric.is_global_zero else nullcontext():
-        return _run_alone(fabric, config, folder, data_dir, progress)
+    try:
+        with _alone(folder) if fabric.is_global_zero else nullcontext():
+            return _run_alone(fabric, config, folder, dataset, data_dir, progress)
+    except KeyboardInterrupt:
+        remedy = f"stopped; continue with: lipcert train --resume {shlex.quote(str(folder))}"
+        raise KeyboardInterrupt(remedy) from None
 
 
 def _run_alone(
-    fabric: Fabric, config: TrainConfig, folder: Path, data_dir: str | Path | None, progress: Progress
+    fabric: Fabric,
+    config: TrainConfig,
+    folder: Path,
+    dataset: data.Dataset,
+    data_dir: str | Path | None,
+    progress: Progress,
 ) -> Run:
-    if data_dir is None and (folder / ENVIRONMENT).exists():
-        data_dir = json.loads((folder / ENVIRONMENT).read_text())["data"]["folder"]
-    with fabric.rank_zero_first():
-        dataset = data.load(config.data, data_dir)
     if fabric.is_global_zero:
         remove_leftovers(folder)
         _check_environment(folder, config, dataset, data_dir)
@@ -197,7 +227,7 @@ def _run_alone(
         if fabric.is_global_zero and not (folder / TWIN / CONFIG).exists():
             _write(folder / TWIN / CONFIG, twin.to_toml())
         fabric.barrier()
-        standard = _run(fabric, twin, folder / TWIN, data_dir, progress)
+        standard = _run(fabric, twin, folder / TWIN, dataset, data_dir, progress)
     return Run(folder, summary, read_metrics(folder), standard)
 
 
@@ -238,12 +268,15 @@ def _new_folder(name: str, run_dir: str | Path | None) -> Path:
                 continue
             return folder
     folder = Path(run_dir)  # type: ignore[arg-type]
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _check_unused(folder: Path) -> None:
     if (folder / CONFIG).exists():
         raise ResumeError(f"{folder} already holds a run; continue it with --resume {folder}, or choose another folder")
     if folder.exists() and (not folder.is_dir() or set(folder.iterdir()) - set(leftovers(folder))):
         raise OptionError(f"{folder} exists and is not an empty folder; choose another one for the run")
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 def _check_environment(folder: Path, config: TrainConfig, dataset: data.Dataset, data_dir: str | Path | None) -> None:
