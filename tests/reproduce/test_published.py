@@ -76,11 +76,17 @@ def test_schedules_are_compressed_in_proportion():
 
 def test_every_experiment_has_valid_configurations_in_every_budget():
     for experiment in EXPERIMENTS.values():
-        for plan in (Plan("tiny"), Plan("hour"), Plan("paper"), Plan("paper", "authors"), Plan("hour", epochs=7)):
+        for plan in (
+            Plan("tiny"),
+            Plan("hour"),
+            Plan("paper"),
+            Plan("paper", "authors"),
+            Plan("hour", epochs=7, seed=3),
+        ):
             jobs = experiment.jobs(plan)
             assert bool(jobs) == (experiment.label not in RUN_TIMES)
             if plan.epochs:
-                assert {job.config.epochs for job in jobs.values()} <= {7}
+                assert {(job.config.epochs, job.config.seed) for job in jobs.values()} <= {(7, 3)}
     wanted = {"table-l2": 9, "table-power-iterations": 12, "table-ablation-cifar10": 14, "table-components": 9}
     assert {name: len(EXPERIMENTS[name].jobs(Plan("paper"))) for name in wanted} == wanted
 
@@ -92,6 +98,11 @@ def test_names_of_runs_depend_on_what_is_trained_only():
     config = TrainConfig.preset("digits")
     same = config.with_overrides(["note=another", "checkpoint_seconds=5"])
     assert run_name(same) == run_name(config) != run_name(config.with_overrides(["seed=1"]))
+
+
+def test_names_of_plans_tell_them_apart():
+    plans = [Plan("hour"), Plan("hour", "authors"), Plan("hour", epochs=4), Plan("hour", epochs=4, seed=1)]
+    assert [plan.name for plan in plans] == ["hour", "hour-authors", "hour-4-epochs", "hour-4-epochs-seed-1"]
 
 
 def test_too_few_epochs_are_refused():

@@ -5,6 +5,7 @@ import json
 from math import isfinite
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from lipcert import cli
@@ -178,7 +179,7 @@ def test_a_failed_configuration_is_reported_and_the_rest_completes(out, monkeypa
         return original(subject, names)
 
     monkeypatch.setattr(invocation, "measure", failing)
-    monkeypatch.setattr(cli.console, "width", 200)
+    monkeypatch.setattr(cli, "console", Console(width=200))
     result = CliRunner().invoke(cli.app, ["reproduce", "table-power-iterations", "--out", str(out), "--quiet"])
     assert result.exit_code == 1, result.output
     assert "DataError: no such images; put them there" in " ".join(result.output.split())
@@ -215,7 +216,7 @@ def test_the_authors_protocol_has_their_attack(out):
 
 
 def test_the_list_names_all_experiments(monkeypatch):
-    monkeypatch.setattr(cli.console, "width", 160)
+    monkeypatch.setattr(cli, "console", Console(width=160))
     for arguments in (["reproduce"], ["reproduce", "--list"]):
         output = CliRunner().invoke(cli.app, arguments).output
         assert all(name in output for name in EXPERIMENTS)

@@ -16,12 +16,13 @@ def run(
     budget: str,
     protocol: str,
     epochs: int | None,
+    seed: int,
     out: Path,
     data_dir: Path | None,
     progress: Progress,
 ) -> Reproduction:
     """Reproduce an experiment by name."""
-    return reproduce(name, Plan(budget, protocol, epochs), out, data_dir, progress)
+    return reproduce(name, Plan(budget, protocol, epochs, seed), out, data_dir, progress)
 
 
 def experiments_table() -> Table:
@@ -45,9 +46,9 @@ def outcome_table(done: Reproduction) -> Table:
     """The table of an experiment; in parentheses the published numbers."""
     table = Table(title=f"{done.experiment.name}: {escape(done.experiment.what)}", caption=escape(" ".join(done.notes)))
     for head in done.outcome.table.heads:
-        table.add_column(escape(head))
+        table.add_column(escape(head), overflow="fold")
     for column in done.outcome.table.columns:
-        table.add_column(escape(column), justify="right")
+        table.add_column(escape(column), justify="right", overflow="fold")
     for row in done.outcome.table.texts():
         table.add_row(*(escape(cell) for cell in row))
     return table

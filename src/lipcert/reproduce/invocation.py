@@ -157,6 +157,7 @@ def _command(done: Reproduction) -> str:
     plan = done.plan
     options = [f"--budget {plan.budget}", f"--protocol {plan.protocol}"]
     options += [f"--epochs {plan.epochs}"] if plan.epochs else []
+    options += [f"--seed {plan.seed}"] if plan.seed else []
     return " ".join(["lipcert reproduce", done.experiment.name, *options])
 
 

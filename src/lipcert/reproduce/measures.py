@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from lipcert import attacks, losses
-from lipcert.bounds.certified import bound_targets, stored_bound
+from lipcert.bounds.certified import bound_targets
 from lipcert.bounds.estimator import Estimator
-from lipcert.certificate import Certifier
-from lipcert.certificate.stream import certify_to_csv, read_certificates
+from lipcert.certificate.stream import read_certificates
 from lipcert.data import Dataset
 from lipcert.errors import TooLargeError
 from lipcert.files import replace_file
@@ -25,6 +24,7 @@ from lipcert.loading import LoadedModel, load_model
 from lipcert.reproduce.authors_pgd import authors_pgd
 from lipcert.reproduce.plan import ATTACKED, RESTARTS, STEPS, Plan
 from lipcert.training import Run, TrainConfig
+from lipcert.training.finish import certify_test
 from lipcert.training.loop import Progress
 
 ESTIMATE_ITERATIONS = 100
@@ -134,16 +134,8 @@ def constants(subject: Subject) -> dict[str, Any]:
 
 def naive_radii(subject: Subject) -> dict[str, Any]:
     """Certificates from naive constants, in certificates.csv beside the measure."""
-    loaded, test, folder = subject.loaded(), subject.dataset.test, subject.folder / "naive"
-    bound = stored_bound(loaded.model, loaded.input_shape, folder / "bound", subject.progress, "naive")
-    certificates = certify_to_csv(
-        Certifier(loaded.model, bound),
-        lambda first, last: (test.pixels(slice(first, last)), test.labels[first:last]),
-        len(test),
-        folder / "certificates.csv",
-        origin=f"{subject.dataset.name} {subject.dataset.checksum} float32",
-        progress=subject.progress,
-    )
+    loaded, folder = subject.loaded(), subject.folder / "naive"
+    bound, certificates = certify_test(loaded, subject.dataset, folder, "naive", subject.progress)
     return {"folder": str(folder), "guarantee": bound.guarantee, "epsilon": subject.epsilon,
             "certified": certificates.certified_accuracy(subject.epsilon),
             "median_radius": float(certificates.radius.median())}  # fmt: skip

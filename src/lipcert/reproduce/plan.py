@@ -33,11 +33,13 @@ class Plan:
     embedded digits in place of every data set.
     protocol: "authors" has CIFAR-10 in [−1, 1] with ε in those units, and the authors' PGD.
     epochs: of every run, instead of those of the budget.
+    seed: of every run.
     """
 
     budget: str
     protocol: str = "lipcert"
     epochs: int | None = None
+    seed: int = 0
 
     def __post_init__(self) -> None:
         check_choice("budget", self.budget, BUDGETS)
@@ -49,7 +51,8 @@ class Plan:
     def name(self) -> str:
         """The budget, with what differs from its usual settings."""
         authors = "-authors" if self.protocol == "authors" else ""
-        return f"{self.budget}{authors}" + (f"-{self.epochs}-epochs" if self.epochs else "")
+        epochs = f"-{self.epochs}-epochs" if self.epochs else ""
+        return f"{self.budget}{authors}{epochs}" + (f"-seed-{self.seed}" if self.seed else "")
 
     @property
     def note(self) -> str:
@@ -74,7 +77,9 @@ class Plan:
         """CRM as in the paper, in the epochs of the budget, with overrides."""
         base = self._base(data)
         epochs = self.epochs or {"tiny": _TINY_EPOCHS, "hour": _EPOCHS[data]}.get(self.budget)
-        config = (compressed(base, epochs) if epochs else base).with_overrides([_OWN_ATTACKS, *overrides])
+        config = (compressed(base, epochs) if epochs else base).with_overrides(
+            [_OWN_ATTACKS, f"seed={self.seed}", *overrides]
+        )
         return config.with_overrides([f"name={run_name(config)}"])
 
     def standard(self, data: str) -> TrainConfig:
