@@ -37,12 +37,13 @@ class Comparison:
 def compare(runs: Sequence[RunFolder]) -> Comparison:
     """Clean, attacked and certified accuracies at every ε of any run, radii, constants and times.
 
-    Attacked accuracies are shares of the inputs attacked, which may be fewer than those certified: a column says so.
+    Attacked accuracies are shares of the inputs attacked, which may be fewer than those certified: then a column says so.
     """
     epsilons = sorted({epsilon for run in runs for epsilon in run.epsilons})
     attacked = any(run.distance is not None for run in runs)
+    partly = any(run.distance is not None and len(run.distance) < len(run.certificates) for run in runs)
     pairs = [(kind, epsilon) for epsilon in epsilons for kind in (["attacked"] if attacked else []) + ["certified"]]
-    columns = ["run", "network", "trained by", "data", "clean", *(["inputs attacked"] if attacked else []),
+    columns = ["run", "network", "trained by", "data", "clean", *(["inputs attacked"] if partly else []),
                *(f"{kind} at ε = {eps:.4g}" for kind, eps in pairs),
                "median radius", "mean constant", "training time"]  # fmt: skip
     rows = []
@@ -52,7 +53,7 @@ def compare(runs: Sequence[RunFolder]) -> Comparison:
         rows.append(
             [
                 run.name, run.model, run.loss or NOTHING, run.data, percent(run.clean),
-                *([_attacked(run)] if attacked else []), *map(percent, shares),
+                *([_attacked(run)] if partly else []), *map(percent, shares),
                 f"{float(run.certificates.radius.median()):.4g}",
                 f"{constant:.4g}" if constant is not None else NOTHING,
                 duration(seconds) if seconds is not None else NOTHING,
