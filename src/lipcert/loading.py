@@ -16,9 +16,11 @@ from torch import Tensor, nn
 
 from lipcert import zoo
 from lipcert.bounds.bound import Bound
+from lipcert.bounds.scales import fits
 from lipcert.errors import ModelError, OptionError
 from lipcert.files import replace_file
 from lipcert.network.symbolic import user_line
+from lipcert.network.trace import trace
 
 Shape = tuple[int, ...]
 _PYTORCH = (".pt", ".pth", ".bin", ".ckpt")
@@ -145,7 +147,10 @@ def _from_checkpoint(path: Path) -> LoadedModel:
         raise ModelError(f"{path} does not describe its model completely ({error}); write it again") from error
     model = zoo.build(name, shape, classes, seed=0, input_range=(low, high))
     _load_weights(model, path)
-    return LoadedModel(model.eval(), shape, str(path), Bound.find(path.with_name("bound")))
+    model.eval()
+    earlier = Bound.find(path.with_name("bound"))
+    fitting = earlier is not None and earlier.facts.input_shape == shape and fits(earlier.scales, trace(model, shape))
+    return LoadedModel(model, shape, str(path), earlier if fitting else None)
 
 
 def _from_factory(spec: str) -> nn.Module:
@@ -154,7 +159,7 @@ def _from_factory(spec: str) -> nn.Module:
     sys.path.insert(0, str(Path.cwd()))
     try:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+            torch.default_generator.manual_seed(0)
             factory: Any = getattr(importlib.import_module(module_name), attribute)
             problem = "fails when it is called without arguments"
             model = factory if isinstance(factory, nn.Module) else factory()

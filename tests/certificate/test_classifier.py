@@ -1,5 +1,8 @@
 """CertifiedClassifier: logits as they are, radii that certify agrees with, and no other weights."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from safetensors.torch import load_model, save_model
@@ -78,6 +81,12 @@ def test_models_that_change_their_input():
     with torch.no_grad():
         radius = classifier(x.clone())[1]
     assert (radius <= lipcert.certify(classifier.model, x).radius * (1 + 1e-6)).all()
+
+
+def test_copies_and_pickles():
+    classifier, x = make(dense_chain(4, 5, 3).float(), (4,)), randn(7, 4).float()
+    for other in (copy.deepcopy(classifier), pickle.loads(pickle.dumps(classifier))):
+        assert torch.equal(other(x)[1], classifier(x)[1])
 
 
 def test_kept_as_weights_and_bound(tmp_path):

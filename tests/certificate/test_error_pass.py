@@ -1,5 +1,6 @@
 """The bound on rounding errors covers what float32 does, measured against float64."""
 
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 
 import pytest
@@ -152,3 +153,30 @@ def test_the_model_is_executed_not_changed():
     before = x.clone()
     lipcert.certify(model, x)
     assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_constants_beside_the_input_are_rounded_too(joined):
+    """A padding with large numbers, or a constant channel, before a convolution of few products."""
+    constant = torch.full((1, 1, 8, 8), 1000.0)
+    joint = Op(lambda m, x: torch.cat([x, constant.to(x.dtype).expand(x.shape[0], 1, 8, 8)], 1))
+    beside = joint if joined else nn.ConstantPad2d(1, 1000.0)
+    model = nn.Sequential(beside, nn.Conv2d(1 + joined, 4, 3, bias=False), nn.ReLU(), nn.Flatten(), nn.LazyLinear(3))
+    x = 1e-3 * randn(16, 1, 8, 8).float()
+    model(x)
+    model = gaussian(model).float().eval()
+    certifier = Certifier(model, lipcert.bound(model, (1, 8, 8)))
+    exact = deepcopy(model).double()[:3](x.double())
+    actual = (model[:3](x).double() - exact).flatten(1).norm(dim=1)
+    assert (actual > 0).all()
+    assert (actual <= certifier._pass.execute(x).sites[:, 0]).all()
+
+
+def test_threads_take_turns():
+    model = gaussian(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 5))).float().eval()
+    certifier = Certifier(model, lipcert.bound(model, (64,)))
+    batches = [randn(64, 64).float() * scale for scale in (1.0, 1000.0)] * 20
+    alone = [certifier.certify(x).radius for x in batches[:2]] * 20
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda x: certifier.certify(x).radius, batches))
+    assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))

@@ -17,6 +17,7 @@ from lipcert.errors import (
     TrainingModeError,
 )
 from lipcert.network.rules.registry import _RULES
+from lipcert.network.trace import exact_copy
 from models import Op, dense_chain, gaussian
 
 
@@ -216,3 +217,44 @@ def test_interpolation_with_inexact_weights():
     upsample[0] = nn.Upsample(size=7, mode="bilinear")
     with pytest.raises(lipcert.UnsupportedError, match="its rounding errors are unknown"):
         lipcert.certify(upsample, randn(2, 1, 3, 3).float())
+
+
+def test_weights_that_are_computed_with_rounding_errors():
+    """Standardising a nearly constant kernel cancels most of its digits in float32."""
+    model = Op(lambda m, x: m.out(torch.relu(nn.functional.linear(x, standardised(m.kernel.weight)))),
+               kernel=nn.Linear(6, 4), out=nn.Linear(4, 3))  # fmt: skip
+    with torch.no_grad():
+        model.kernel.weight.copy_(1 + 1e-4 * randn(4, 6))
+    model = model.float().eval()
+    with pytest.raises(lipcert.UnsupportedError, match="its weights are computed in forward with rounding errors"):
+        lipcert.certify(model, randn(2, 6).float())
+    assert (lipcert.certify(model.double(), randn(2, 6)).radius >= 0).all()
+
+
+def standardised(weight):
+    return (weight - weight.mean(1, keepdim=True)) / weight.std(1, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    "parametrisation", [nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.orthogonal]
+)
+def test_parametrised_weights_are_those_that_are_executed(parametrisation):
+    model = nn.Sequential(parametrisation(nn.Linear(6, 5)), nn.ReLU(), nn.Linear(5, 3)).eval()
+    x = randn(20, 6).float()
+    exact = exact_copy(model)
+    assert torch.equal(exact[0].weight, model[0].weight.double())
+    assert (lipcert.certify(model, x).radius <= lipcert.certify(exact, x.double()).radius).all()
+    assert nn.utils.parametrize.is_parametrized(model[0])
+
+
+def test_rules_without_magnitudes(monkeypatch):
+    monkeypatch.setattr("lipcert.network.rules.registry._RULES", dict(_RULES))
+    lipcert.register_rule(Differences)(lambda call, x: call.linear(lambda t: t[:, 1:] - t[:, :-1], terms=2))
+    model = nn.Sequential(nn.Linear(4, 5), Differences(), nn.ReLU(), nn.Linear(4, 3)).eval()
+    with pytest.raises(lipcert.UnsupportedError, match=r"state terms= and nonnegative=True in its rule"):
+        lipcert.certify(model, randn(2, 4).float())
+
+
+class Differences(nn.Module):
+    def forward(self, x):
+        return x[:, 1:] - x[:, :-1]

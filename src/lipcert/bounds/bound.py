@@ -144,7 +144,7 @@ class Bound:
         """What `save` wrote, or None if it is missing or damaged."""
         try:
             return cls.load(path)
-        except BoundError:
+        except (BoundError, OSError):
             return None
 
     @classmethod

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,13 +17,13 @@ from lipcert.bounds.bound import Bound, Facts
 from lipcert.bounds.fingerprint import check_finite, fingerprint
 from lipcert.bounds.forms import Form, form, found_scales, has_promises, neurons, smallest_prefixes
 from lipcert.bounds.lipsdp import lipsdp_constants
-from lipcert.bounds.refine import refine
+from lipcert.bounds.refine import refinable, refine
 from lipcert.bounds.scales import FitOptions
 from lipcert.bounds.shift import shifted_form
 from lipcert.bounds.targets import TARGETS, class_norms, pair_norms
 from lipcert.errors import check_choice
 from lipcert.network.normal_form import Network
-from lipcert.network.trace import trace
+from lipcert.network.trace import exact_copy, trace
 from lipcert.norms.certified import NormOptions, Progress, no_progress
 from lipcert.norms.estimate import flat_rows, row_norms
 from lipcert.norms.rounding import UNDERFLOW, ProductErrors, gamma
@@ -84,7 +83,9 @@ def stored_bound(
     saved at `path`.
     """
     for known in (Bound.find(path), earlier):
-        if known is not None and (known.method, known.target) == (method, "pairwise") and known.belongs_to(model):
+        wanted = (method, "pairwise", tuple(input_shape))
+        facts = known and (known.method, known.target, known.facts.input_shape)
+        if known is not None and facts == wanted and known.belongs_to(model):
             found = known
             break
     else:
@@ -112,7 +113,7 @@ def bound_targets(
     began = perf_counter()
     mark = fingerprint(model, trace(model, input_shape))
     check_finite(model)
-    exact = copy.deepcopy(model).double()
+    exact = exact_copy(model)
     network = trace(exact, input_shape)
     if set(targets) != {"network"}:
         _ = network.classes
@@ -121,7 +122,8 @@ def bound_targets(
     allowed = options.failure_probability
     options = replace(options, failure_probability=allowed / _MOST_FORMS)
     shared = [form(name, network, last, options, progress) for name in _FORMS[method] if name in ("naive", "liplt")]
-    refines = method == "best" and neurons(network) <= min(_DENSE, options.dense_limit)
+    half = replace(options, memory=options.memory // 2)  # "best" has two refined forms at a time
+    refines = method == "best" and neurons(network) <= min(_DENSE, options.dense_limit) and refinable(shared[0], half)
     if method == "lt-sdp" or refines:
         shared.append(refine(shared[0], options, progress=progress))
     if method == "best" and has_promises(model):
@@ -171,7 +173,7 @@ def promised_constants(
     """
     if not has_promises(model):
         return {}
-    network = trace(copy.deepcopy(model).double(), input_shape, view="certified")
+    network = trace(exact_copy(model), input_shape, view="certified")
     last = network.depth + ("network" in targets)
     options = NormOptions(failure_probability=NormOptions().failure_probability / 2)
     forms = [form(name, network, last, options, progress) for name in ("liplt", "naive")]

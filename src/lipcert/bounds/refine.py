@@ -23,7 +23,6 @@ from torch import Tensor
 
 from lipcert.bounds.forms import Form
 from lipcert.errors import TooLargeError, check_choice
-from lipcert.network.normal_form import Network
 from lipcert.network.sweep import Pair
 from lipcert.norms.certified import NormOptions, Progress, no_progress
 from lipcert.norms.estimate import flat_rows
@@ -143,7 +142,7 @@ def refine(
     """
     if multiplier is not None:
         check_choice("multiplier", multiplier, MULTIPLIERS)
-    _check_size(plain.network, list(plain.norms.bounds), options)
+    _check_size(plain, options)
     maps, errors = _matrices(plain, progress)
     method = "lt-sdp" if plain.method == "liplt" else f"{plain.method} lt-sdp"
     form = RefinedForm(**{**vars(plain), "method": method}, maps=maps, errors=errors, multiplier=multiplier)
@@ -239,10 +238,22 @@ def _copied(errors: ProductErrors) -> ProductErrors:
     return copied
 
 
-def _check_size(network: Network, pairs: Sequence[Pair], options: NormOptions) -> None:
+def refinable(plain: Form, options: NormOptions) -> bool:
+    """Whether the matrices of a form fit into the limits."""
+    widest, size = _sizes(plain)
+    return widest <= options.dense_limit and size <= options.memory
+
+
+def _sizes(plain: Form) -> tuple[int, int]:
+    """The widest site, and the bytes of the matrices of all maps."""
+    network = plain.network
     widest = max((network.out_size(i) for i in range(1, network.depth + 1)), default=0)
-    size = 8 * sum(network.in_size(j) * network.out_size(i) for j, i in pairs)
-    if widest > options.dense_limit or size > options.memory:
+    return widest, 8 * sum(network.in_size(j) * network.out_size(i) for j, i in plain.norms.bounds)
+
+
+def _check_size(plain: Form, options: NormOptions) -> None:
+    widest, size = _sizes(plain)
+    if not refinable(plain, options):
         raise TooLargeError(
             f"LT-SDP needs the matrices of all maps between sites, {size / 2**30:.3g} GiB with sides up to {widest} "
             f"for this network; the limits are memory={options.memory / 2**30:.3g} GiB and "

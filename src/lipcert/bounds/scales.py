@@ -6,7 +6,7 @@ coordinate. The best diagonals are found by gradient descent on their logarithms
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -71,6 +71,19 @@ class Scales(nn.Module):
     def rescaled(self) -> Network:
         """The network in these coordinates, which it reads anew whenever it is used."""
         return rescale(self._network, {site: partial(self.diagonal, site) for site in self.sites()})
+
+
+def fits(scales: Mapping[str, Tensor], network: Network) -> bool:
+    """Whether scales by names could be those of sites of this network."""
+    shapes = dict(zip(site_names(network), (network.nodes[site.source].shape for site in network.sites), strict=False))
+    return all(
+        name in shapes and len(diagonal.shape) <= len(shapes[name]) and _broadcasts(diagonal.shape, shapes[name])
+        for name, diagonal in scales.items()
+    )
+
+
+def _broadcasts(small: Sequence[int], large: Sequence[int]) -> bool:
+    return all(a in (1, b) for a, b in zip(reversed(small), reversed(large), strict=False))
 
 
 @dataclass(frozen=True)

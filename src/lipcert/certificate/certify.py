@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,8 +18,7 @@ from lipcert.certificate.rounding import rounding_model
 from lipcert.certificate.stages import stage_bounds
 from lipcert.errors import LabelError, ModelError, NonFiniteError, OptionError, ShapeError
 from lipcert.figures import TextTable, accuracy_curve, data_frame, radius_histogram
-from lipcert.network.normal_form import Network
-from lipcert.network.trace import trace
+from lipcert.network.trace import exact_copy, trace
 from lipcert.norms.certified import Progress, no_progress
 
 if TYPE_CHECKING:
@@ -64,9 +62,8 @@ class Certificates:
 
     def certified_accuracy(self, epsilon: float | Sequence[float]) -> float | list[float]:
         """Share of inputs that are classified correctly and certified at radius ε; a list for several ε."""
-        if isinstance(epsilon, Iterable):
-            return [float((self.correct & (self.radius >= value)).double().mean()) for value in epsilon]
-        return float((self.correct & (self.radius >= epsilon)).double().mean())
+        shares = [float((self.correct & (self.radius >= value)).double().mean()) for value in np.atleast_1d(epsilon)]
+        return shares if np.ndim(epsilon) else shares[0]
 
     def __repr__(self) -> str:
         accuracy = f", clean accuracy {self.clean_accuracy:.2%}" if self.label is not None and len(self) else ""
@@ -126,7 +123,7 @@ class Certifier:
     def __init__(self, model: nn.Module, bound: Bound) -> None:
         self.network = trace(model, bound.facts.input_shape)
         check_finite(model)
-        check_arithmetic(self.network)
+        check_arithmetic(self.network.dtype, self.network.device)
         check_covered(self.network)
         bound.check_belongs(model, self.network)
         self.bound = bound
@@ -137,7 +134,7 @@ class Certifier:
                 "such as a constant 0"
             )
         with torch.no_grad():
-            exact = trace(copy.deepcopy(model).double(), bound.facts.input_shape)
+            exact = trace(exact_copy(model), bound.facts.input_shape)
             stages = stage_bounds(self.network, exact)
             self.rounding = rounding_model(self.network, exact, stages, bound)
         self.constants = bound.pairwise(self.classes) + self.rounding.growth
@@ -145,8 +142,8 @@ class Certifier:
 
     def certify(self, x: Tensor, first: int = 0, label: Tensor | None = None) -> Certificates:
         """Certificates of one batch; `first` is the index of its first input, for messages."""
-        check_arithmetic(self.network)
-        check_input(x, self.network)
+        check_arithmetic(self.network.dtype, self.network.device)
+        check_input(x, self.network.input_shape, self.network.dtype)
         _check_finite(x, first)
         x = x.to(self.network.device)
         # Convolutions are fastest in this memory format; the error analysis holds in any.
@@ -180,16 +177,16 @@ def _smallest_other(values: Tensor, prediction: Tensor) -> Tensor:
     return values.scatter(1, prediction[:, None], torch.inf).amin(1)
 
 
-def check_input(x: Tensor, network: Network) -> None:
-    """Refuse inputs of another shape or type than the network's."""
+def check_input(x: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Refuse inputs of another shape or type than the model's."""
     if not isinstance(x, Tensor):
         raise ShapeError(f"inputs are {type(x).__name__}, expected a tensor; torch.stack makes one of several images")
-    if tuple(x.shape[1:]) != network.input_shape:
-        hint = "; a single input needs a batch axis, x[None]" if tuple(x.shape) == network.input_shape else ""
-        raise ShapeError(f"inputs have shape {tuple(x.shape[1:])} each, the bound is for {network.input_shape}{hint}")
-    if x.dtype != network.dtype:
-        remedy = f"x.to({network.dtype})" + ("" if x.is_floating_point() else " / 255, if they are pixels")
-        raise ShapeError(f"inputs have dtype {x.dtype}, the model computes in {network.dtype}; use {remedy}")
+    if tuple(x.shape[1:]) != shape:
+        hint = "; a single input needs a batch axis, x[None]" if tuple(x.shape) == shape else ""
+        raise ShapeError(f"inputs have shape {tuple(x.shape[1:])} each, the bound is for {shape}{hint}")
+    if x.dtype != dtype:
+        remedy = f"x.to({dtype})" + ("" if x.is_floating_point() else " / 255, if they are pixels")
+        raise ShapeError(f"inputs have dtype {x.dtype}, the model computes in {dtype}; use {remedy}")
 
 
 def _check_finite(x: Tensor, first: int) -> None:
@@ -222,18 +219,18 @@ def _check_count(label: Tensor, count: int) -> None:
         raise LabelError(f"labels have shape {tuple(label.shape)}, expected one per input, ({count},)")
 
 
-def check_arithmetic(network: Network) -> None:
+def check_arithmetic(dtype: torch.dtype, device: torch.device) -> None:
     """Refuse arithmetic that the error analysis does not describe."""
-    if network.dtype not in (torch.float32, torch.float64):
-        raise OptionError(f"certificates cover models in float32 and float64, not {network.dtype}; convert the model")
+    if dtype not in (torch.float32, torch.float64):
+        raise OptionError(f"certificates cover models in float32 and float64, not {dtype}; convert the model")
     switches = (torch.backends, torch.backends.mkldnn, *(getattr(torch.backends.mkldnn, n, None) for n in _MKLDNN))
     reduced = any(getattr(switch, "fp32_precision", "none") not in ("none", "ieee") for switch in switches)
     reduced = reduced or torch.get_float32_matmul_precision() != "highest"
-    if torch.is_autocast_enabled(network.device.type):
+    if torch.is_autocast_enabled(device.type):
         raise OptionError("autocast computes with fewer bits than the error analysis assumes; certify outside of it")
-    if network.device.type == "cuda":
+    if device.type == "cuda":
         reduced |= torch.backends.cudnn.allow_tf32
-    if network.dtype == torch.float32 and reduced:
+    if dtype == torch.float32 and reduced:
         raise OptionError(
             "float32 products are allowed to use fewer bits; call torch.set_float32_matmul_precision('highest') "
             "and, on a GPU, set torch.backends.cudnn.allow_tf32 = False"

@@ -33,7 +33,7 @@ class CertifiedClassifier(nn.Module):
             errors = certifier.rounding.errors_from(certifier._pass.execute(zero))
         self.model = model
         self._bound = bound
-        self._network = certifier.network
+        self._dtype = certifier.network.dtype
         self._reach = certifier.rounding.reach
         device = certifier.network.device
         self.register_buffer("constants", certifier.constants.to(device))
@@ -49,9 +49,9 @@ class CertifiedClassifier(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Logits as the model computes them, and certified radii in float64."""
         if not torch.compiler.is_compiling():
-            check_arithmetic(self._network)
+            check_arithmetic(self._dtype, x.device)
             self._check_unchanged()
-        check_input(x, self._network)
+        check_input(x, self._bound.facts.input_shape, self._dtype)
         distance = torch.linalg.vector_norm(x.flatten(1).double(), dim=1)[:, None] * (1 + 1e-12)
         logits: Tensor = self.model(x)  # may work in place
         wide = logits.double()

@@ -19,6 +19,7 @@ than products of |A|.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +27,7 @@ from torch import Tensor, fx
 
 from lipcert.certificate.stages import Stages, is_weighted, local_terms, underflow
 from lipcert.errors import UnsupportedError, UnsupportedNode
+from lipcert.network.linear import Function
 from lipcert.network.normal_form import Edge, Network
 from lipcert.network.probe import OutOfPlace
 from lipcert.norms.rounding import gamma
@@ -49,7 +51,12 @@ def check_covered(network: Network) -> None:
     """Refuse networks with an operation whose rounding errors are not known."""
     linear = "its rounding errors are unknown: state terms= and nonnegative=True in its rule"
     nonlinear = "its rounding errors are unknown: state ulps= in the Slope of its rule"
-    unknown = {node.name: linear for node in network.nodes for edge in node.edges if edge.op.terms < 0}
+    unknown = {
+        node.name: linear
+        for node in network.nodes
+        for op in (edge.op for edge in node.edges)
+        if op.terms < 0 or (isinstance(op, Function) and not op.nonnegative)
+    }
     unknown |= {site.name: nonlinear for site in network.sites if site.slope and site.slope.ulps is None}
     if unknown:
         raise UnsupportedError([UnsupportedNode(name, "rule", remedy) for name, remedy in unknown.items()])
@@ -68,6 +75,7 @@ class ErrorPass(OutOfPlace):
     def __init__(self, network: Network, stages: Stages) -> None:
         super().__init__(network.graph)
         self.network, self.stages = network, stages
+        self._lock = Lock()
         self.tiny = underflow(network.dtype)
         with torch.no_grad():
             self.offsets = [
@@ -77,7 +85,11 @@ class ErrorPass(OutOfPlace):
 
     @torch.no_grad()
     def execute(self, x: Tensor) -> Execution:
-        """Run one batch."""
+        """Run one batch; other threads wait."""
+        with self._lock:
+            return self._execute(x)
+
+    def _execute(self, x: Tensor) -> Execution:
         self._values: dict[int, Tensor] = {}
         self._errors: dict[int, _Error] = {0: _Error()}
         self._site_errors: dict[int, Tensor] = {}
@@ -181,7 +193,8 @@ class ErrorPass(OutOfPlace):
         """(B,): a bound on the norm of the value of a node."""
         if v not in self._sizes:
             bounds = self.stages.nodes[v]
-            if v in self.network.site_of_output or bounds.measured:
+            # What only moves entries may put constants beside them, as a padding does.
+            if v in self.network.site_of_output or bounds.measured or bounds.roundoff == 0.0:
                 self._sizes[v] = _norms(self._value(v))
             else:
                 self._sizes[v] = (1 + bounds.roundoff) * self._sum_of_norms(v) + bounds.underflow

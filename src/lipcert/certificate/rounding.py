@@ -8,7 +8,7 @@ and U_i how much û_i changes per unit of R,
 
     d ≤ d⁰ + g·R + S·(d⁰ + d),     g_k = Lip_k Σ_i q_ki U_i,     S_kl = Lip_k Σ_i q_ki Λ_il,
 
-because û itself carries the errors made before. S is strictly triangular and tiny.
+because û itself carries the errors made before. S is triangular and tiny.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def rounding_model(network: Network, exact: Network, stages: Stages, bound: Boun
     reach = 1e36 / max(1.0, float((stages.norms @ grown).max()))
     slope = lipschitz[1:, None]
     grow = (slope * (stage @ grown[:, None]))[:, 0] + 2 * own * grown[1:]
-    second = slope * (stage @ to_output[:, 1:]) + 2 * own[:, None] * (between[1:, 1:] + 0.0)
-    second = torch.tril(second, -1) * 1.01
+    second = slope * (stage @ to_output[:, 1:]) + 2 * own[:, None] * to_output[1:, 1:]
+    second = torch.tril(second) * 1.01
     identity = torch.eye(n, dtype=torch.float64)
     solve = torch.linalg.inv(identity - second).clamp(min=0) if n else identity
     ball = solve @ (identity + second) * (1 + 1e-4)

@@ -26,6 +26,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from lipcert.errors import UnsupportedError, UnsupportedNode
 from lipcert.network.convolution import Convolution, TransposedConvolution
 from lipcert.network.linear import Dense, Identity, LinearOp
 from lipcert.network.normal_form import Network, Node
@@ -102,6 +103,7 @@ def stage_bounds(network: Network, exact: Network) -> Stages:
     for v, (node, executed) in enumerate(zip(exact.nodes, network.nodes, strict=True)):
         terms = local_terms(executed) if node.edges else 0
         roundoff = gamma(terms + 1, network.dtype) if terms else 0.0
+        _check_weights(node, executed, network.dtype)
         carried, sums = [], []
         if v in exact.site_of_output:
             maps[v, exact.site_of_output[v]] = 1.0
@@ -130,6 +132,18 @@ def stage_bounds(network: Network, exact: Network) -> Stages:
     rounded = 1 + 1e-6  # the sums above
     factors = tuple(row * (1 + 2 * roundoff) for row in rows)
     return Stages(tuple(nodes), factors, errors * rounded, logits * rounded, norms * rounded)
+
+
+def _check_weights(node: Node, executed: Node, dtype: torch.dtype) -> None:
+    """Refuse weights that the model computes, where it rounds more than once: the exact network has others."""
+    for edge, own in zip(node.edges, executed.edges, strict=True):
+        if isinstance(edge.op, Dense | Convolution | TransposedConvolution):
+            assert isinstance(own.op, Dense | Convolution | TransposedConvolution)
+            weight = edge.op.weight().double()
+            allowed = 1.01 * gamma(1, dtype) * weight.abs() + torch.finfo(dtype).tiny
+            if bool(((own.op.weight().double() - weight).abs() > allowed).any()):
+                remedy = "its weights are computed in forward with rounding errors; compute them once, or use float64"
+                raise UnsupportedError([UnsupportedNode(node.name, "weights", remedy)])
 
 
 def _row_norms(op: LinearOp, like: Tensor) -> Tensor:

@@ -79,8 +79,8 @@ def _refuse_empty_classes(source: Path) -> None:
     """Without images a class would be left out, and the labels of the classes after it would shift."""
     top = _folders(source)
     root = top[0] if len(top) == 1 and top[0].name not in _SPLITS else source
-    splits = [folder for folder in _folders(root) if folder.name in _SPLITS]
-    for folder in (folder for parent in splits or [root] for folder in _folders(parent)):
+    train = root / "train"
+    for folder in _folders(train if train.is_dir() else root):
         if next(read_files(folder, is_image_name), None) is None:
             name = folder.relative_to(source)
             raise DataError(f"{source}: the class folder {name} holds no images; add some or remove it")

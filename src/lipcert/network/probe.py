@@ -52,9 +52,9 @@ class Probe(OutOfPlace):
         x = torch.randn(3, *input_shape, generator=generator).to(device, dtype)[:batch]
         try:
             with torch.random.fork_rng([device] if device.type == "cuda" else []):
-                torch.manual_seed(batch)
+                _seed(batch, device)
                 output = self.run(x.clone())
-                torch.manual_seed(batch)  # what is random is the same again, but not in other batches
+                _seed(batch, device)  # what is random is the same again, but not in other batches
                 expected = graph(x.clone())
         except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError) as error:
             reason = str(error).split("\n\nWhile executing")[0].strip().splitlines()[0]
@@ -71,6 +71,13 @@ class Probe(OutOfPlace):
         if isinstance(result, Tensor) and result.shape[:1] == (self.batch,):
             self.first_rows[n] = result[0].clone()
         return result
+
+
+def _seed(seed: int, device: torch.device) -> None:
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
 
 
 def changing_rows(rows: dict[fx.Node, Tensor], others: dict[fx.Node, Tensor]) -> set[fx.Node]:

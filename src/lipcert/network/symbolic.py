@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from traceback import walk_tb
 
 import torch
@@ -17,6 +18,7 @@ from lipcert.network.rules import find_rule
 
 _NOT_USERS = {Path(torch.__file__).parent, Path(importlib.__file__).parent, Path(__file__).parents[1]}
 """Folders of code that is not the user's."""
+_LOCK = Lock()
 
 
 class _Tracer(fx.Tracer):
@@ -35,12 +37,15 @@ class _Tracer(fx.Tracer):
 
 
 def trace_graph(model: nn.Module, view: str) -> fx.GraphModule:
-    """The operations of a model; tensors that its code makes are attributes of the graph, not of the model."""
+    """The operations of a model; tensors that its code makes are attributes of the graph, not of the model.
+
+    torch.fx replaces `nn.Module.__call__` while it traces: one thread at a time, and none may run a model meanwhile.
+    """
     _check_wrappers(model)
     if find_rule(model, view) is not None:  # a bare layer
         model = nn.Sequential(model)
     try:
-        with _unchanged(model):
+        with _LOCK, _unchanged(model):
             graph = fx.GraphModule(model, _Tracer(view).trace(model))
     except UnsupportedError:
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.utils import parametrize
 
 from lipcert.errors import OptionError, ShapeError, TrainingModeError, UnsupportedError, UnsupportedNode, check_choice
 from lipcert.network.linear import Function, Identity, LinearOp, Live, Scale, Shape
@@ -23,6 +25,21 @@ _HOOKS = (
     "(torch.nn.utils.parametrizations replaces the old weight_norm and spectral_norm)"
 )
 _DEFAULT_REMEDY = "register a rule with @lipcert.register_rule, or rewrite it with supported operations"
+
+
+def exact_copy(model: nn.Module) -> nn.Module:
+    """A float64 copy with the weights that the model executes: its parametrisations are evaluated in its own type."""
+    copied = copy.deepcopy(model)
+    for module in list(copied.modules()):
+        if parametrize.is_parametrized(module):
+            assert isinstance(module.parametrizations, nn.ModuleDict)
+            tensors = {name: getattr(module, name).detach() for name in module.parametrizations}
+            # Not remove_parametrizations: it would change the class, which the copy shares with the model.
+            del module.parametrizations
+            module.__class__ = type(module).__bases__[0]
+            for name, tensor in tensors.items():
+                module.register_parameter(name, nn.Parameter(tensor))
+    return copied.double()
 
 
 def trace(model: nn.Module, input_shape: Shape, *, training: bool = False, view: str = "residual") -> Network:

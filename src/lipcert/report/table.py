@@ -37,7 +37,7 @@ class Comparison:
 def compare(runs: Sequence[RunFolder]) -> Comparison:
     """Clean, attacked and certified accuracies at every ε of any run, radii, constants and times.
 
-    Attacked accuracies are shares of the inputs attacked, which may be fewer than those certified: then a column says so.
+    Attacked accuracies are shares of the inputs attacked; if these are fewer than those certified, a column says so.
     """
     epsilons = sorted({epsilon for run in runs for epsilon in run.epsilons})
     attacked = any(run.distance is not None for run in runs)

@@ -268,6 +268,7 @@ def _new_folder(name: str, run_dir: str | Path | None) -> Path:
                 continue
             return folder
     folder = Path(run_dir)  # type: ignore[arg-type]
+    _check_unused(folder)  # again: another process may have begun since
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 

@@ -89,7 +89,7 @@ class Call:
         return Function(function, self.input.shape, self.out_shape, terms, nonnegative)
 
     def at_zero(self) -> Tensor:
-        """What the call returns for zero inputs, for one row: the constants that it adds."""
+        """What the call returns for zero inputs, one row of it: the constants that it adds."""
         constants = [value() for value in _flatten((self.args, self.kwargs)) if isinstance(value, Constant)]
         tensors: list[Tensor] = [*(self.module.parameters() if self.module is not None else ()), *constants]
         like = next((tensor for tensor in tensors if tensor.is_floating_point()), torch.zeros(()))
