@@ -8,7 +8,7 @@ import sys
 import torch
 from rich.console import Console
 
-from benchmarks import certificates, estimates, tightness
+from benchmarks import certificates, estimates, refined, tightness
 from benchmarks.measure import store
 
 PARTS = {
@@ -19,6 +19,7 @@ PARTS = {
     "bounds": lambda repeats: certificates.bound_times(["4C3F", "6C2F", "8C2F"]),
     "certify": lambda repeats: certificates.certification_speed(max(3, repeats // 3)),
     "tightness": tightness.compare,
+    "refined": refined.compare_refined,
 }
 
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from lipcert.certificate.certify import Certificates
+from lipcert.certificate.certificates import Certificates
 from lipcert.data import Split
 from lipcert.errors import CertificateViolation, OptionError, TrainingModeError, check_choice
 from lipcert.files import replace_file

@@ -229,6 +229,10 @@ def test_weights_that_are_computed_with_rounding_errors():
     with pytest.raises(lipcert.UnsupportedError, match="its weights are computed in forward with rounding errors"):
         lipcert.certify(model, randn(2, 6).float())
     assert (lipcert.certify(model.double(), randn(2, 6)).radius >= 0).all()
+    scaled = Op(lambda m, x: m.out(x * ((m.a * 1.1 + m.a * 0.3) - m.a * 1.4)), out=nn.Linear(6, 3)).eval()
+    scaled.a = nn.Parameter(torch.rand(6))
+    with pytest.raises(lipcert.UnsupportedError, match="its weights are computed in forward with rounding errors"):
+        lipcert.certify(scaled, randn(2, 6).float())
 
 
 def standardised(weight):

@@ -82,15 +82,11 @@ def stored_bound(
     The scales of the earlier one are where those of a new one begin, unless `fit` says otherwise. What is found is
     saved at `path`.
     """
-    for known in (Bound.find(path), earlier):
-        wanted = (method, "pairwise", tuple(input_shape))
-        facts = known and (known.method, known.target, known.facts.input_shape)
-        if known is not None and facts == wanted and known.belongs_to(model):
-            found = known
-            break
-    else:
-        fit = fit or FitOptions(start=earlier.scales if earlier is not None else None)
-        found = bound(model, input_shape, method, fit=fit, progress=progress)
+    wanted = (method, "pairwise", tuple(input_shape))
+    known = [known for known in (Bound.find(path), earlier) if known is not None]
+    same = [k for k in known if (k.method, k.target, k.facts.input_shape) == wanted and k.belongs_to(model)]
+    fit = fit or FitOptions(start=earlier.scales if earlier is not None else None)
+    found = same[0] if same else bound(model, input_shape, method, fit=fit, progress=progress)
     found.save(path)
     return found
 

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from lipcert.errors import UnsupportedError, UnsupportedNode
 from lipcert.network.convolution import Convolution, TransposedConvolution
-from lipcert.network.linear import Dense, Identity, LinearOp
+from lipcert.network.linear import Dense, Identity, LinearOp, Scale
 from lipcert.network.normal_form import Network, Node
 from lipcert.norms.operations import operation_norm
 from lipcert.norms.rounding import gamma, magnitude_norm
@@ -135,15 +135,20 @@ def stage_bounds(network: Network, exact: Network) -> Stages:
 
 
 def _check_weights(node: Node, executed: Node, dtype: torch.dtype) -> None:
-    """Refuse weights that the model computes, where it rounds more than once: the exact network has others."""
+    """Refuse weights and factors that the model computes with more roundings than are counted: exact ones differ."""
     for edge, own in zip(node.edges, executed.edges, strict=True):
-        if isinstance(edge.op, Dense | Convolution | TransposedConvolution):
-            assert isinstance(own.op, Dense | Convolution | TransposedConvolution)
-            weight = edge.op.weight().double()
-            allowed = 1.01 * gamma(1, dtype) * weight.abs() + torch.finfo(dtype).tiny
-            if bool(((own.op.weight().double() - weight).abs() > allowed).any()):
-                remedy = "its weights are computed in forward with rounding errors; compute them once, or use float64"
-                raise UnsupportedError([UnsupportedNode(node.name, "weights", remedy)])
+        (exact, roundings), (found, _) = _weights(edge.op), _weights(own.op)
+        allowed = 1.01 * gamma(roundings, dtype) * exact.abs() + torch.finfo(dtype).tiny
+        if bool(((found - exact).abs() > allowed).any()):
+            remedy = "its weights are computed in forward with rounding errors; compute them once, or use float64"
+            raise UnsupportedError([UnsupportedNode(node.name, "weights", remedy)])
+
+
+def _weights(op: LinearOp) -> tuple[Tensor, int]:
+    """What an operation multiplies by, and how many roundings of it are counted; empty if it has no weights."""
+    if isinstance(op, Dense | Convolution | TransposedConvolution):
+        return op.weight().double(), 1
+    return (op.factor().double(), op.terms) if isinstance(op, Scale) else (torch.zeros(0), 1)
 
 
 def _row_norms(op: LinearOp, like: Tensor) -> Tensor:

@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lipcert.certificate.certify import Certificates, Certifier, concatenate
+from lipcert.certificate.certificates import Certificates, concatenate
+from lipcert.certificate.certify import Certifier
 from lipcert.errors import ResumeError
 from lipcert.files import replace_file
 from lipcert.norms.certified import Progress, no_progress

@@ -186,59 +186,50 @@ def _run(
     progress: Progress,
 ) -> Run:
     """Go on with a folder that has at least its configuration."""
-    try:
-        with _alone(folder) if fabric.is_global_zero else nullcontext():
-            return _run_alone(fabric, config, folder, dataset, data_dir, progress)
-    except KeyboardInterrupt:
-        remedy = f"stopped; continue with: lipcert train --resume {shlex.quote(str(folder))}"
-        raise KeyboardInterrupt(remedy) from None
-
-
-def _run_alone(
-    fabric: Fabric,
-    config: TrainConfig,
-    folder: Path,
-    dataset: data.Dataset,
-    data_dir: str | Path | None,
-    progress: Progress,
-) -> Run:
-    if fabric.is_global_zero:
-        remove_leftovers(folder)
-        _check_environment(folder, config, dataset, data_dir)
-    summary: dict[str, Any] = {}
-    if fabric.is_global_zero and (folder / SUMMARY).exists():
-        summary = json.loads((folder / SUMMARY).read_text())
-    summary = fabric.broadcast(summary)
-    if not summary:
-        training = Training(fabric, config, weights_digest(config), dataset, folder)
-        torch.set_flush_denormal(True)  # Adam's moments of weights without gradient end there
-        try:
-            training.run(progress)
-        finally:
-            torch.set_flush_denormal(False)
+    with _working(fabric, folder):
         if fabric.is_global_zero:
-            seconds = sum(record["seconds"] for record in training.log.records)
-            scales = training.estimators["estimator"].scales
-            summary = finish(config, training.model, scales, dataset, folder, seconds, progress)
+            remove_leftovers(folder)
+            _check_environment(folder, config, dataset, data_dir)
+        summary: dict[str, Any] = {}
+        if fabric.is_global_zero and (folder / SUMMARY).exists():
+            summary = json.loads((folder / SUMMARY).read_text())
         summary = fabric.broadcast(summary)
-    standard = None
-    if config.compare_standard:
-        twin = config.standard_twin()
-        if fabric.is_global_zero and not (folder / TWIN / CONFIG).exists():
-            _write(folder / TWIN / CONFIG, twin.to_toml())
-        fabric.barrier()
-        standard = _run(fabric, twin, folder / TWIN, dataset, data_dir, progress)
-    return Run(folder, summary, read_metrics(folder), standard)
+        if not summary:
+            training = Training(fabric, config, weights_digest(config), dataset, folder)
+            torch.set_flush_denormal(True)  # Adam's moments of weights without gradient end there
+            try:
+                training.run(progress)
+            finally:
+                torch.set_flush_denormal(False)
+            if fabric.is_global_zero:
+                seconds = sum(record["seconds"] for record in training.log.records)
+                scales = training.estimators["estimator"].scales
+                summary = finish(config, training.model, scales, dataset, folder, seconds, progress)
+            summary = fabric.broadcast(summary)
+        standard = None
+        if config.compare_standard:
+            twin = config.standard_twin()
+            if fabric.is_global_zero and not (folder / TWIN / CONFIG).exists():
+                _write(folder / TWIN / CONFIG, twin.to_toml())
+            fabric.barrier()
+            standard = _run(fabric, twin, folder / TWIN, dataset, data_dir, progress)
+        return Run(folder, summary, read_metrics(folder), standard)
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Refuse a folder in which another process is working; the lock of one that was killed is gone with it."""
+def _working(fabric: Fabric, folder: Path) -> Iterator[None]:
+    """Refuse a folder in which another process is working; say how to go on if this one is interrupted.
+
+    The lock of a process that was killed is gone with it.
+    """
     try:
-        with FileLock(folder / LOCK, timeout=0):
+        with FileLock(folder / LOCK, timeout=0) if fabric.is_global_zero else nullcontext():
             yield
     except Timeout:
         raise ResumeError(f"another process is working in {folder}; wait until it ends, or stop it") from None
+    except KeyboardInterrupt:
+        remedy = f"stopped; continue with: lipcert train --resume {shlex.quote(str(folder))}"
+        raise KeyboardInterrupt(remedy) from None
 
 
 @contextmanager
