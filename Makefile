@@ -46,4 +46,4 @@ docs: pages      ## build the documentation; its code and commands run
 	$(TEST_ENV) $(BIN)/pytest tests/test_docs.py
 
 clean:           ## remove the environment and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build src/*.egg-info
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info src/*.egg-info

@@ -11,7 +11,7 @@ import lipcert
 from benchmarks.measure import own_peak
 from lipcert import zoo
 from lipcert.certificate import Certifier
-from lipcert.reproduce.timing import side_by_side
+from lipcert_experiments.timing import side_by_side
 
 MINUTES = {"4C3F": 3, "6C2F": 3, "8C2F": 20}
 INPUTS = 10_000

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from benchmarks.measure import peak_memory
 from lipcert import Estimator, zoo
-from lipcert.reproduce.timing import TrainingStep, depth, growth, side_by_side
+from lipcert_experiments.timing import TrainingStep, depth, growth, side_by_side
 
 BATCH = 512
 LIMITS = {("4C3F", 10): 0.30, ("6C2F", 5): 0.25, ("4C3F", 1): 0.12, ("6C2F", 1): 0.12}

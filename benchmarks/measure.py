@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lipcert.reproduce.facts import environment
+from lipcert_experiments.facts import environment
 
 RESULTS = Path(__file__).parent / "results"
 

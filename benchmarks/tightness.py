@@ -26,8 +26,8 @@ from benchmarks.tightness_tables import (
     random_tables,
     trained_tables,
 )
-from lipcert.bounds.lipsdp import lipsdp_constants
-from lipcert.bounds.scales import FitOptions, fit_scales
+from lipcert.bounds.fit import FitOptions, fit_scales
+from lipcert.bounds.semidefinite import lipsdp_constants
 from lipcert.data import Dataset
 from lipcert.errors import DataError
 from lipcert.loading import load_model

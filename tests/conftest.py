@@ -2,10 +2,15 @@
 
 import os
 import shutil
+from collections.abc import Iterator
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from lipcert.bounds.methods import METHODS
+from lipcert.bounds.targets import TARGETS
+from lipcert.network.rules.registry import MODULE_RULES, RULES
 
 settings.register_profile(
     "fast", deadline=None, max_examples=25, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
@@ -19,6 +24,17 @@ torch.set_num_threads(1)
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _own_registries() -> Iterator[None]:
+    """Rules, methods and targets that a test registers are gone after it."""
+    registries = [RULES, *MODULE_RULES.values(), METHODS, TARGETS]
+    before = [dict(registry) for registry in registries]
+    yield
+    for registry, kept in zip(registries, before, strict=True):
+        registry.clear()
+        registry.update(kept)
 
 
 NEEDS = {

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from math import inf, prod
+from math import prod
 
 import torch
 from hypothesis import settings
 from torch import Tensor, nn
 
 import lipcert
-from lipcert.bounds.certified import bound_targets
+from lipcert.bounds.compute import bound_targets
 from lipcert.bounds.targets import TARGETS
 from lipcert.network.linear import Function, LinearOp
+from lipcert.network.rewrites import liplt_lines, loop_transform, naive_lines
 
 GELU_SLOPES = (-0.12890414518516, 1.12890414518516)
 
@@ -61,7 +62,7 @@ def check_jacobians(model: nn.Module, shape: tuple[int, ...], constants: Mapping
 
 def check_between(model: nn.Module, shape: tuple[int, ...], method: str, **options: object) -> None:
     """A method's constants of all targets lie between Jacobians at random points and LipLT."""
-    bounds, plain = (bound_targets(model, shape, name, TARGETS, **options) for name in (method, "liplt"))
+    bounds, plain = (bound_targets(model, shape, name, list(TARGETS), **options) for name in (method, "liplt"))
     for target, bound in bounds.items():
         assert bound.method == method
         assert (bound.value <= plain[target].value).all(), target
@@ -72,6 +73,12 @@ def operations(network: lipcert.Network) -> list[LinearOp]:
     return [edge.op for node in network.nodes for edge in node.edges]
 
 
+def transformed(model: nn.Module, shape: tuple[int, ...], naive: bool = False) -> lipcert.Network:
+    """The network of a model with 1-Lipschitz nonlinearities, by LipLT's lines or without paths around them."""
+    network = lipcert.trace(model, shape)
+    return loop_transform(network, naive_lines(network) if naive else liplt_lines(network))
+
+
 def check_linear(model: nn.Module, shape: tuple[int, ...]) -> lipcert.Network:
     """A model without nonlinearities: forward sweep, adjoint sweep and every operation agree with the Jacobian."""
     model = model.double().eval()
@@ -79,8 +86,8 @@ def check_linear(model: nn.Module, shape: tuple[int, ...]) -> lipcert.Network:
     assert network.depth == 0
     assert network.input_shape == shape
     expected = jacobian(model, shape, create_graph=True)
-    (columns,) = network.push(0, eye(shape), [0.0])
-    (rows,) = network.pullback(eye(network.output_shape), [0.0])
+    (columns,) = network.push(0, eye(shape))
+    (rows,) = network.pull(1, eye(network.output_shape))
     assert tuple(columns.shape[1:]) == network.output_shape
     assert tuple(rows.shape[1:]) == shape
     pushed, pulled = columns.reshape(prod(shape), -1).T, rows.reshape(-1, prod(shape))
@@ -159,11 +166,16 @@ class DenseMaps:
     def last(self) -> int:
         return len(self.radii)
 
-    def prefix(self, norm: float = 2.0) -> list[float]:
+    @property
+    def transformed(self) -> dict[tuple[int, int], Tensor]:
+        """B_ji·s_i: the maps of the network whose nonlinearities are 1-Lipschitz."""
+        return {(j, i): matrix * self.radii[i] for (j, i), matrix in self.maps.items()}
+
+    def prefix(self) -> list[float]:
         """m_0..m_n: thm:multiLayerLipschitz, term by term."""
         m = [1.0]
         for j in range(1, self.last):
-            m.append(sum(self.radii[i] * _norm(self.maps[j, i], norm) * m[i] for i in range(j)))
+            m.append(sum(self.radii[i] * _norm(self.maps[j, i]) * m[i] for i in range(j)))
         return m
 
     def combine(self, weigh: Callable[[Tensor], Tensor], m: list[float]) -> Tensor:
@@ -171,8 +183,8 @@ class DenseMaps:
         return sum(self.radii[i] * weigh(self.maps[self.last, i]) * m[i] for i in range(self.last))
 
 
-def _norm(matrix: Tensor, norm: float) -> float:
-    return torch.linalg.matrix_norm(matrix, ord=norm).item()
+def _norm(matrix: Tensor) -> float:
+    return torch.linalg.matrix_norm(matrix, ord=2).item()
 
 
 def dense_maps(model: nn.Module, shape: tuple[int, ...], naive: bool = False) -> DenseMaps:
@@ -190,8 +202,10 @@ def dense_maps(model: nn.Module, shape: tuple[int, ...], naive: bool = False) ->
     x = torch.zeros(1, *shape, dtype=torch.float64, requires_grad=True)
     output = linearised(x)
     ends, starts = [t for t, _, _ in tape] + [output], [x] + [e for _, e, _ in tape]
-    maps = {}
-    for j, end in enumerate(ends, start=1):
+    maps, needed = {}, {len(ends)}  # what the output does not depend on is no part of the network
+    for j, end in reversed(list(enumerate(ends, start=1))):
+        if j not in needed:
+            continue
         seeds = eye(tuple(end.shape))
         gradients = torch.autograd.grad(
             end, starts[:j], seeds, is_grads_batched=True, retain_graph=True, allow_unused=True
@@ -199,23 +213,23 @@ def dense_maps(model: nn.Module, shape: tuple[int, ...], naive: bool = False) ->
         for i, gradient in enumerate(gradients):
             matrix = seeds.new_zeros(end.numel(), starts[i].numel())
             maps[j, i] = matrix if gradient is None else gradient.reshape(matrix.shape)
-    return DenseMaps(maps, [1.0] + [radius for _, _, radius in tape])
+            needed |= set() if gradient is None else {i}
+    number = {old: new for new, old in enumerate(sorted(needed | {0}))}
+    kept = {(number[j], number[i]): maps[j, i] for j, i in sorted(maps) if i in number}
+    return DenseMaps(kept, [1.0] + [radius for i, (_, _, radius) in enumerate(tape, start=1) if i in needed])
 
 
-def reference(
-    model: nn.Module, shape: tuple[int, ...], method: str = "liplt", target: str = "network", norm: float = 2.0
-) -> Tensor:
+def reference(model: nn.Module, shape: tuple[int, ...], method: str = "liplt", target: str = "network") -> Tensor:
     """The estimate that lipcert.Estimator converges to, from dense matrices, pair by pair."""
     dense = dense_maps(model, shape, naive=method == "naive")
-    m = dense.prefix(norm)
+    m = dense.prefix()
     if target == "last-layer":
         dense = dense_maps(model, shape, naive=True)
-    dual = {1.0: inf, 2.0: 2.0, inf: 1.0}[norm]
     if target == "network":
-        return dense.combine(lambda b: torch.linalg.matrix_norm(b, ord=norm), m)
+        return dense.combine(lambda b: torch.linalg.matrix_norm(b, ord=2), m)
     if target == "per-class":
-        return dense.combine(lambda b: torch.linalg.vector_norm(b, ord=dual, dim=1), m)
-    return dense.combine(lambda b: torch.linalg.vector_norm(b[:, None] - b[None, :], ord=dual, dim=2), m)
+        return dense.combine(lambda b: torch.linalg.vector_norm(b, dim=1), m)
+    return dense.combine(lambda b: torch.linalg.vector_norm(b[:, None] - b[None, :], dim=2), m)
 
 
 def converged(model: nn.Module, shape: tuple[int, ...], **options: object) -> lipcert.Estimator:

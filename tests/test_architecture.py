@@ -6,13 +6,16 @@ from pathlib import Path
 import pytest
 
 import lipcert
+import lipcert_experiments
 
 SOURCE = Path(lipcert.__file__).parent
+EXPERIMENTS = Path(lipcert_experiments.__file__).parent
 ORDER = [
     "errors", "files", "figures", "network", "norms", "bounds", "certificate", "losses", "layers", "data", "attacks",
-    "zoo", "loading", "training", "report", "reproduce", "commands", "cli",
+    "zoo", "loading", "training", "report", "commands", "cli",
 ]  # fmt: skip
 FILES = sorted(SOURCE.rglob("*.py"))
+LAZY = SOURCE / "commands" / "reproduce.py"
 
 
 def name_of(path: Path) -> str:
@@ -59,7 +62,39 @@ def test_a_file_that_imports_upwards_would_be_found(tmp_path):
     assert imported_parts(file) == {"zoo", "bounds"}
 
 
+def experiments_imports(text: str) -> list[bool]:
+    """Of every import of lipcert_experiments that is executed: whether it is inside a function."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = [ast.Pass()]
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    inside = {inner for function in functions for inner in ast.walk(function)}
+    found = []
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        found += [node in inside for name in names if name.split(".")[0] == "lipcert_experiments"]
+    return found
+
+
 @pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_only_its_command_imports_the_experiments_and_only_when_it_runs(path):
+    found = experiments_imports(path.read_text(encoding="utf-8"))
+    assert all(found)
+    assert bool(found) == (path == LAZY)
+
+
+def test_an_import_of_the_experiments_would_be_found():
+    assert experiments_imports("import lipcert_experiments.plan\n") == [False]
+    assert experiments_imports("if x:\n    from lipcert_experiments import Plan\n") == [False]
+    assert experiments_imports("def f():\n    from lipcert_experiments import Plan\n") == [True]
+    assert experiments_imports("if TYPE_CHECKING:\n    from lipcert_experiments import Plan\n") == []
+
+
+@pytest.mark.parametrize(
+    "path", [*FILES, *sorted(EXPERIMENTS.rglob("*.py"))], ids=lambda p: f"{p.parent.name}/{p.name}"
+)
 def test_no_file_refers_to_the_development_folder(path):
     folder = "derahs"[::-1]  # this file must not name it either
     assert f"/{folder}" not in path.read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import lipcert
 from lipcert import cli, zoo
-from lipcert.bounds.certified import METHODS
+from lipcert.bounds.methods import METHODS
 from lipcert.certificate.stream import read_certificates
 from lipcert.errors import OptionError, ResumeError, TooLargeError
 from lipcert.loading import save_checkpoint
@@ -120,8 +120,8 @@ def test_all_methods_as_a_table_with_refusals(run, monkeypatch):
     def refuse(network, *arguments, **options):
         raise TooLargeError("LipSDP needs order 9000, the limit is 2000; use method='rescaled'")
 
-    monkeypatch.setattr("lipcert.bounds.certified.lipsdp_constants", refuse)
-    monkeypatch.setattr("lipcert.bounds.certified._SMALL", 0)  # "best" does without
+    monkeypatch.setattr("lipcert.bounds.methods.lipsdp.lipsdp_constants", refuse)
+    monkeypatch.setattr("lipcert.bounds.methods.best._SMALL", 0)  # "best" does without
     monkeypatch.setattr("lipcert.commands.constants.METHODS", ("naive", "liplt", "lipsdp", "best"))
     table = run("bound", "digit_net:build", "--method", "all", "--quiet")
     lines = {line.split()[1]: line for line in table.splitlines() if line.startswith("│")}
@@ -170,7 +170,7 @@ def test_certify_writes_its_files_and_continues(run, weights, tmp_path, monkeypa
         lipcert.certificate.Certifier, "certify",
         lambda self, x, start=0, label=None: computed.append((start, len(x))) or original(self, x, start, label),
     )  # fmt: skip
-    monkeypatch.setattr("lipcert.bounds.certified.bound", None)  # the stored bound is used again
+    monkeypatch.setattr("lipcert.bounds.compute.bound_network", None)  # the stored bound is used again
     facts = json.loads(run("certify", *arguments, "--limit", 60, "--json"))
     assert computed == [(40, 20)]
     assert (tmp_path / "r" / "certificates.csv").read_text().startswith(first)

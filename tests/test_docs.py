@@ -29,7 +29,7 @@ from typer.testing import CliRunner
 from lipcert import zoo
 from lipcert.cli import app
 from lipcert.commands.train import chosen_config
-from lipcert.reproduce import EXPERIMENTS
+from lipcert_experiments import EXPERIMENTS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

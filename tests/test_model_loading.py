@@ -8,8 +8,8 @@ from torch import nn
 import lipcert
 from lipcert import zoo
 from lipcert.bounds.bound import Bound
-from lipcert.bounds.certified import stored_bound
-from lipcert.bounds.scales import FitOptions
+from lipcert.bounds.compute import stored_bound
+from lipcert.bounds.fit import FitOptions
 from lipcert.errors import LipcertError, ModelError
 from lipcert.loading import load_model, save_checkpoint
 from models import dense_chain
@@ -45,13 +45,14 @@ def test_the_bound_beside_a_checkpoint_is_used_again(tmp_path):
     first = lipcert.bound(model, (4,), "rescaled", fit=FitOptions(steps=3, lr=0.1))
     first.save(tmp_path / "bound")
     loaded = load_model(str(tmp_path))
-    same = stored_bound(loaded.model, (4,), tmp_path / "a", method="rescaled", earlier=loaded.earlier)
+    network = lipcert.trace(loaded.model, (4,))
+    same = stored_bound(loaded.model, network, tmp_path / "a", method="rescaled", earlier=loaded.earlier)
     assert same.facts == first.facts
     assert Bound.load(tmp_path / "a").facts == first.facts
     with torch.no_grad():
         loaded.model.get_parameter("1.weight").mul_(1.5)
     fit = FitOptions(steps=0, start=loaded.scales)
-    other = stored_bound(loaded.model, (4,), tmp_path / "b", method="rescaled", fit=fit, earlier=loaded.earlier)
+    other = stored_bound(loaded.model, network, tmp_path / "b", method="rescaled", fit=fit, earlier=loaded.earlier)
     assert other.mean > 1.1 * first.mean
     assert all(torch.allclose(other.scales[name], first.scales[name]) for name in first.scales)
     (tmp_path / "bound.json").write_text("{")

@@ -2,7 +2,7 @@
 
 from lipcert import data, errors, layers, losses, zoo
 from lipcert.bounds.bound import Bound
-from lipcert.bounds.certified import bound
+from lipcert.bounds.compute import bound
 from lipcert.bounds.estimator import Estimate, Estimator
 from lipcert.bounds.sampled import estimate_sampled
 from lipcert.certificate import Certificates, CertifiedClassifier, certify

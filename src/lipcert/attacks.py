@@ -58,7 +58,7 @@ def pgd(
 
     step="relative" moves by ε/10 at first and restarts from random points; step="paper" makes constant
     steps of 0.001, the size that the paper states, from the input itself: 100 of them move it by 0.1 at most. What the
-    paper's authors run is another attack, `lipcert.reproduce.authors_pgd`.
+    paper's authors run is another attack, `lipcert_experiments.authors_pgd`.
     """
     from foolbox.attacks.projected_gradient_descent import L2ProjectedGradientDescentAttack as L2PGD
 

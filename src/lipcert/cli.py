@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from lipcert.bounds.certified import METHODS
+from lipcert.bounds.methods import METHODS
 from lipcert.commands import constants, evaluate
 from lipcert.commands import report as reports
 from lipcert.commands import reproduce as reproduction

@@ -52,6 +52,10 @@ class TooLargeError(LipcertError):
     """The requested computation needs more memory than allowed."""
 
 
+class SolverError(LipcertError):
+    """A solver stopped before its optimum, so that its result is not what was asked for."""
+
+
 class OptionError(LipcertError):
     """An option has a value that does not exist."""
 

@@ -6,6 +6,7 @@ import importlib
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from lipcert.bounds.bound import Bound
 from lipcert.bounds.scales import fits
 from lipcert.errors import ModelError, OptionError
 from lipcert.files import replace_file
-from lipcert.network.symbolic import user_line
-from lipcert.network.trace import trace
+from lipcert.network.build import trace
+from lipcert.network.capture import user_line
+from lipcert.network.normal_form import Network
 
 Shape = tuple[int, ...]
 _PYTORCH = (".pt", ".pth", ".bin", ".ckpt")
@@ -43,6 +45,11 @@ class LoadedModel:
     def scales(self) -> Mapping[str, Tensor] | None:
         """The coordinates of the earlier bound."""
         return self.earlier.scales if self.earlier is not None else None
+
+    @cached_property
+    def network(self) -> Network:
+        """The captured model, for all bounds and certificates; captured once."""
+        return trace(self.model, self.input_shape)
 
     def in_float64(self) -> LoadedModel:
         """The same weights, executed in float64."""
@@ -149,8 +156,10 @@ def _from_checkpoint(path: Path) -> LoadedModel:
     _load_weights(model, path)
     model.eval()
     earlier = Bound.find(path.with_name("bound"))
-    fitting = earlier is not None and earlier.facts.input_shape == shape and fits(earlier.scales, trace(model, shape))
-    return LoadedModel(model, shape, str(path), earlier if fitting else None)
+    loaded = LoadedModel(model, shape, str(path))
+    if earlier is None or earlier.facts.input_shape != shape or not fits(earlier.scales, loaded.network):
+        return loaded
+    return replace(loaded, earlier=earlier)
 
 
 def _from_factory(spec: str) -> nn.Module:

@@ -1,6 +1,7 @@
 """Bounds belong to one model, and are kept in two files without code."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,17 +9,25 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import lipcert
+from lipcert.bounds.bound import _checksum
 from lipcert.bounds.fingerprint import fingerprint
+from lipcert.bounds.fit import FitOptions
 from lipcert.errors import BoundError
 from models import Op, dense_chain, gaussian, named_models
+
+OTHER = (
+    r"made for other weights or another program: the model has changed since, .*; compute it again with lipcert\.bound"
+)
 
 
 def belongs(bound, model):
     """Whether the bound is accepted for the model; it is refused with the right words."""
-    if bound.facts.fingerprint == fingerprint(model, lipcert.trace(model, bound.facts.input_shape)):
+    if bound.facts.fingerprint == fingerprint(lipcert.trace(model, bound.facts.input_shape)):
         bound.check_belongs(model)
+        assert bound.belongs_to(model)
         return True
-    with pytest.raises(BoundError, match="made for other weights: the model has changed since; compute it again"):
+    assert not bound.belongs_to(model)
+    with pytest.raises(BoundError, match=OTHER):
         bound.check_belongs(model)
     return False
 
@@ -45,7 +54,7 @@ def test_the_facts_are_readable(tmp_path):
     assert facts["guarantee"] == "deterministic"
     assert facts["contributions"] == bound.contributions
     model = dense_chain(4, 5, 3)
-    assert facts["fingerprint"] == fingerprint(model, lipcert.trace(model, (4,)))
+    assert facts["fingerprint"] == fingerprint(lipcert.trace(model, (4,)))
 
 
 def test_an_interrupted_save_leaves_the_old_files(tmp_path, monkeypatch):
@@ -62,36 +71,182 @@ def truncate(path):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def without(key):
-    def damage(path):
-        facts = json.loads(path.read_text())
-        del facts[key]
-        path.write_text(json.dumps(facts))
+def in_json(**changes):
+    """Facts that are replaced, or removed where the new value is None."""
 
-    return damage
+    def edit(path):
+        facts = json.loads(path.read_text()) | changes
+        path.write_text(json.dumps({name: value for name, value in facts.items() if value is not None}))
+
+    return edit
 
 
+def in_numbers(change):
+    def edit(path):
+        tensors = load_file(path)
+        change(tensors)
+        save_file(tensors, path)
+
+    return edit
+
+
+def scaled(name, factor):
+    return in_numbers(lambda tensors: tensors[name].mul_(factor))
+
+
+def other_shape(tensors):
+    tensors["tails"] = torch.ones(2, 2, 2, dtype=torch.float64)
+
+
+def other_view(tensors):
+    tensors["between"] = tensors["between"].reshape(1, -1)
+
+
+def other_type(tensors):
+    tensors["shares"] = tensors["shares"].view(torch.int64)
+
+
+def renamed_scales(tensors):
+    tensors["scales of other"] = tensors.pop("scales of 1")
+
+
+EDITED = r"the bound .*b was edited or is damaged; compute it again with lipcert\.bound"
+EARLIER = r"the bound .*b was written by an earlier version of lipcert \(format {}, expected 3\); compute it again with"
 DAMAGE = {
     "json cut": ("b.json", truncate, "is damaged"),
     "json binary": ("b.json", lambda p: p.write_bytes(b"\xff\xfe\x00"), "is damaged"),
-    "json list": ("b.json", lambda p: p.write_text("[1]"), "is damaged"),
-    "json without sites": ("b.json", without("sites"), "is damaged .'sites'"),
-    "json of another format": ("b.json", without("format"), "do not belong together"),
+    "json list": ("b.json", lambda p: p.write_text("[1]"), "is damaged .expected a JSON object"),
+    "json without sites": ("b.json", in_json(sites=None), EDITED),
+    "json without checksum": ("b.json", in_json(checksum=None), EDITED),
+    "json without format": ("b.json", in_json(format=None), EARLIER.format("None")),
+    "json of the format before": ("b.json", in_json(format=2, checksum=None), EARLIER.format(2)),
+    "another guarantee": ("b.json", in_json(guarantee="proved"), EDITED),
+    "another fingerprint": ("b.json", in_json(fingerprint="0"), EDITED),
+    "other contributions": ("b.json", in_json(contributions={"input": 1.0}), EDITED),
+    "one more fact": ("b.json", in_json(note="checked"), EDITED),
     "numbers cut": ("b.safetensors", truncate, "is damaged"),
-    "numbers missing": ("b.safetensors", lambda p: save_file({"tails": torch.zeros(1)}, p), "is damaged"),
+    "numbers missing": ("b.safetensors", lambda p: save_file({"tails": torch.zeros(1)}, p), EDITED),
+    "one more tensor": ("b.safetensors", in_numbers(lambda t: t.update(more=torch.zeros(1))), EDITED),
+    "smaller tails": ("b.safetensors", scaled("tails", 1e-3), EDITED),
+    "negative tails": ("b.safetensors", scaled("tails", -1), EDITED),
+    "tails of another shape": ("b.safetensors", in_numbers(other_shape), EDITED),
+    "same bytes of another shape": ("b.safetensors", in_numbers(other_view), EDITED),
+    "same bytes of another type": ("b.safetensors", in_numbers(other_type), EDITED),
+    "smaller between": ("b.safetensors", scaled("between", 0.5), EDITED),
+    "smaller shares": ("b.safetensors", scaled("shares", 0.5), EDITED),
+    "other scales": ("b.safetensors", scaled("scales of 1", 2), EDITED),
+    "renamed scales": ("b.safetensors", in_numbers(renamed_scales), EDITED),
     "json gone": ("b.json", lambda p: p.unlink(), r"b\.json does not exist; a bound is a .json and a .safetensors"),
     "numbers gone": ("b.safetensors", lambda p: p.unlink(), r"b\.safetensors does not exist"),
-    "numbers of another": ("b.safetensors", lambda p: save_file(load_file(p), p), "do not belong together"),
 }
 
 
+@pytest.fixture(scope="module")
+def rescaled():
+    return lipcert.bound(dense_chain(4, 5, 3), (4,), "rescaled", fit=FitOptions(steps=1))
+
+
 @pytest.mark.parametrize("name", DAMAGE)
-def test_damaged_files(name, tmp_path):
-    lipcert.bound(dense_chain(4, 5, 3), (4,)).save(tmp_path / "b")
+def test_damaged_and_edited_files(rescaled, name, tmp_path):
+    rescaled.save(tmp_path / "b")
     file, damage, message = DAMAGE[name]
     damage(tmp_path / file)
     with pytest.raises(BoundError, match=message):
         lipcert.Bound.load(tmp_path / "b")
+    assert lipcert.Bound.find(tmp_path / "b") is None
+
+
+def test_the_files_of_two_bounds_do_not_mix(rescaled, tmp_path):
+    rescaled.save(tmp_path / "b")
+    replace(rescaled, tails=0.5 * rescaled.tails).save(tmp_path / "other")
+    (tmp_path / "other.safetensors").replace(tmp_path / "b.safetensors")
+    with pytest.raises(BoundError, match=EDITED):
+        lipcert.Bound.load(tmp_path / "b")
+
+
+def test_scales_are_kept(rescaled, tmp_path):
+    rescaled.save(tmp_path / "b")
+    loaded = lipcert.Bound.load(tmp_path / "b")
+    assert list(loaded.scales) == list(rescaled.scales) == ["1"]
+    assert torch.equal(loaded.scales["1"], rescaled.scales["1"])
+
+
+def entry(tensor, value):
+    """The tensor with another first entry."""
+    changed = tensor.clone()
+    changed.view(-1)[0] = value
+    return changed
+
+
+BAD = {
+    "negative tails": ("tails", lambda t: -t, "the tails of the bound contain negative numbers; compute it again"),
+    "negative between": ("between", lambda t: entry(t, -1e-300), "the between of the bound contain negative numbers"),
+    "infinite tails": ("tails", lambda t: entry(t, torch.inf), "the tails of the bound contain NaN or infinity"),
+    "shares not a number": ("shares", lambda t: entry(t, torch.nan), "the shares of the bound contain NaN or infinity"),
+    "float32 tails": (
+        "tails",
+        lambda t: t.float(),
+        r"the tails of the bound are torch.float32, expected torch.float64",
+    ),
+    "tails of other sites": (
+        "tails",
+        lambda t: t[:1],
+        r"tails of the bound have the shape \(1, 3, 3\), which does not",
+    ),
+    "tails of other targets": ("tails", lambda t: t[..., 0], r"the shape \(2, 3\), .* 2 sites and the target pairwise"),
+    "tails that are not square": ("tails", lambda t: t[..., :2], r"the tails of the bound have the shape \(2, 3, 2\)"),
+    "between of other sites": ("between", lambda t: t[:1], r"the between of the bound have the shape \(1, 2\)"),
+    "shares of other sites": ("shares", lambda t: t[:1], r"the shares of the bound have the shape \(1,\)"),
+    "zero scales": ("scales", lambda s: {"1": entry(s["1"], 0)}, "scales of 1 of the bound .* that are not positive"),
+    "infinite scales": ("scales", lambda s: {"1": entry(s["1"], torch.inf)}, "scales of 1 of the bound contain NaN or"),
+    "float32 scales": ("scales", lambda s: {"1": s["1"].float()}, "scales of 1 of the bound are torch.float32"),
+    "another target": (
+        "facts",
+        lambda f: replace(f, target="all"),
+        "target of the bound is 'all', expected one of network, per-class, last-layer, pairwise",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_values_that_are_no_bound_are_refused(rescaled, name):
+    part, change, message = BAD[name]
+    with pytest.raises(BoundError, match=message):
+        replace(rescaled, **{part: change(getattr(rescaled, part))})
+
+
+def test_values_are_checked_even_if_the_checksum_is_right(rescaled, tmp_path):
+    rescaled.save(tmp_path / "b")
+    scaled("tails", -1)(tmp_path / "b.safetensors")
+    facts = json.loads((tmp_path / "b.json").read_text())
+    del facts["checksum"]
+    facts["checksum"] = _checksum(facts, load_file(tmp_path / "b.safetensors"))
+    (tmp_path / "b.json").write_text(json.dumps(facts))
+    with pytest.raises(BoundError, match="the tails of the bound contain negative numbers"):
+        lipcert.Bound.load(tmp_path / "b")
+
+
+@pytest.mark.parametrize(("classes", "sites"), [(1, 2), (2, 2), (3, 1)])
+def test_values_for_another_number_of_classes_or_sites_are_refused_with_the_model(rescaled, classes, sites):
+    smaller = replace(
+        rescaled,
+        facts=replace(rescaled.facts, sites=rescaled.facts.sites[:sites]),
+        tails=rescaled.tails[:sites, :classes, :classes],
+        between=rescaled.between[:sites, :sites],
+        shares=rescaled.shares[:sites],
+    )
+    message = rf"tails of the bound have the shape \({sites}, {classes}, {classes}\), the model needs \(2, 3, 3\)"
+    with pytest.raises(BoundError, match=message):
+        smaller.check_belongs(dense_chain(4, 5, 3))
+
+
+def test_constants_that_overflow_are_refused():
+    model = dense_chain(*[4] * 13, 3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1e30)
+    with pytest.raises(BoundError, match="of the bound contain NaN or infinity: the weights are too large"):
+        lipcert.bound(model, (4,), "naive")
 
 
 def test_changed_weights_and_buffers_are_refused():
@@ -128,10 +283,12 @@ def test_a_tensor_that_is_no_parameter_counts_too():
     assert not belongs(bound, model)
 
 
-def test_a_bound_of_the_same_weights_in_another_type_names_the_type():
+def test_a_bound_of_the_same_weights_in_another_type_is_refused():
     model = dense_chain(3, 4, 2).float()
     bound = lipcert.bound(model, (3,))
-    with pytest.raises(BoundError, match=r"made for other weights: the model was in torch.float32 then"):
+    with pytest.raises(
+        BoundError, match=r"made for other weights or another program: .* or was in another dtype or mode"
+    ):
         bound.check_belongs(model.double())
 
 

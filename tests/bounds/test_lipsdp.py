@@ -1,5 +1,6 @@
 """LipSDP against the paper's theorem, against exact constants, Jacobians and LipLT; and with solvers that fail."""
 
+import re
 import sys
 from math import sqrt
 
@@ -7,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
 import lipcert
 from drawn import networks
-from helpers import check_jacobians, examples, jacobians, reference
-from lipcert.bounds import inequality, lipsdp
-from lipcert.bounds.lipsdp import lipsdp_constants
-from lipcert.errors import NonFiniteError, OptionError, TooLargeError
+from helpers import check_jacobians, examples, jacobians, reference, transformed
+from lipcert.bounds import inequality, semidefinite
+from lipcert.bounds.fit import FitOptions
+from lipcert.bounds.semidefinite import lipsdp_constants
+from lipcert.errors import NonFiniteError, OptionError, SolverError, TooLargeError
 from lipcert.layers import MaxMin
 from models import PaperResidual, dense_chain, gaussian, named_models
 
@@ -29,8 +30,8 @@ def constants(model, shape, *args, **options):
     return lipsdp_constants(lipcert.trace(model, shape), *args, **options)
 
 
-def check_against_jacobians(model, shape, variant):
-    found = {target: constants(model, shape, target, variant) for target in ("network", "per-class", "pairwise")}
+def check_against_jacobians(model, shape):
+    found = {target: constants(model, shape, target) for target in ("network", "per-class", "pairwise")}
     check_jacobians(model, shape, found, 12)
     network, rows, pairwise = found.values()
     assert torch.equal(pairwise, pairwise.T)
@@ -42,16 +43,14 @@ def check_against_jacobians(model, shape, variant):
 
 
 @examples(1)
-@given(drawn=networks, variant=st.sampled_from(["neuron", "layer"]))
-def test_drawn_networks_lie_between_jacobians_and_liplt(drawn, variant):
-    check_against_jacobians(*drawn, variant)
+@given(drawn=networks)
+def test_drawn_networks_lie_between_jacobians_and_liplt(drawn):
+    check_against_jacobians(*drawn)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_one_multiplier_per_coordinate_is_at_least_as_good_as_one_per_site(name):
-    neuron, layer = (constants(*MODELS[name], "network", variant) for variant in ("neuron", "layer"))
-    assert neuron <= layer * (1 + 1e-6)
-    assert layer <= reference(*MODELS[name]) * (1 + 1e-6)
+def test_named_networks_lie_between_jacobians_and_liplt(name):
+    check_against_jacobians(*MODELS[name])
 
 
 def theorem(w0, w1, alpha, beta, skip=None):
@@ -88,23 +87,21 @@ def test_a_residual_layer_is_the_generalised_theorem():
 
 
 @pytest.mark.parametrize("name", SMALL)
-@pytest.mark.parametrize("variant", ["neuron", "layer"])
-def test_both_solvers_agree(name, variant):
+def test_both_solvers_agree(name):
     pytest.importorskip("cvxpy")
     model, shape = MODELS.get(name, (POOLED, (1, 3, 3)))
-    own, other = (constants(model, shape, "network", variant, solver=s).item() for s in ("barrier", "cvxpy"))
+    own, other = (constants(model, shape, "network", solver=s).item() for s in ("barrier", "cvxpy"))
     assert own == pytest.approx(other, rel=1e-6)
 
 
-@pytest.mark.parametrize("variant", ["neuron", "layer"])
 @pytest.mark.parametrize("inputs", [4, 30])
-def test_linear_models_get_their_spectral_norm(inputs, variant):
+def test_linear_models_get_their_spectral_norm(inputs):
     model = gaussian(nn.Sequential(nn.Linear(inputs, 5), nn.Linear(5, 3)))
     weight = (model[1].weight @ model[0].weight).detach()
-    value = constants(model, (inputs,), "network", variant).item()
+    value = constants(model, (inputs,), "network").item()
     exact = torch.linalg.matrix_norm(weight, 2).item()
     assert exact <= value <= exact * (1 + 1e-6)
-    pairwise = constants(model, (inputs,), "pairwise", variant)
+    pairwise = constants(model, (inputs,), "pairwise")
     torch.testing.assert_close(pairwise, torch.cdist(weight, weight), rtol=1e-6, atol=1e-12)
 
 
@@ -207,22 +204,97 @@ def test_a_bad_solver_costs_accuracy_but_not_truth(name, solution, monkeypatch):
     else:
         model, shape = MODELS[name]
         least = constants(model, shape).item() * (1 - 1e-7)  # the optimum, but for the solver's tolerance
-    monkeypatch.setitem(inequality.SOLVERS, "barrier", lambda problem: BAD[solution](inequality.barrier(problem)))
-    value = constants(model, shape).item()
-    assert least <= value <= reference(model, shape).item() * (1 + 1e-6)
-    if solution == "ρ too small":  # ρ is not taken from the solver
-        assert value == pytest.approx(least, rel=1e-6)
+    with torch.no_grad():
+        system = semidefinite._System(transformed(model, shape), 99, lambda *_: None)
+        problem, scale, _ = system.problem(None)
+    proposal = BAD[solution](inequality.barrier(problem))
+    assert least <= scale * sqrt(inequality.prove(problem, proposal, system.stretch))
+    monkeypatch.setitem(inequality.SOLVERS, "barrier", lambda problem: proposal)
+    if solution == "1% too large":  # ρ follows from the other multipliers
+        assert least <= constants(model, shape).item() <= reference(model, shape).item()
+    elif solution != "huge":
+        with pytest.raises(SolverError):
+            constants(model, shape)
 
 
-def test_a_solver_that_fails_leaves_liplt(monkeypatch):
-    def fail(problem):
-        raise np.linalg.LinAlgError
-
-    monkeypatch.setitem(inequality.SOLVERS, "barrier", fail)
+def test_a_solver_that_stops_early_is_an_error(monkeypatch):
     model, shape = MODELS["paper residual"]
-    for target in ("network", "pairwise"):
-        expected = reference(model, shape, "liplt", target)
-        torch.testing.assert_close(constants(model, shape, target), expected, rtol=1e-6, atol=1e-9)
+    optimum, liplt = constants(model, shape).item(), reference(model, shape).item()
+    monkeypatch.setattr(inequality, "_STEPS", 5)
+    with pytest.raises(SolverError, match=r"use method='rescaled' or method='best', .*solver='cvxpy'") as caught:
+        lipcert.bound(model, shape, "lipsdp", "network")
+    value, excess = re.search(r"prove ([\d.e+-]+), LipSDP may be up to ([\d.]+)% smaller", str(caught.value)).groups()
+    assert optimum < float(value) <= liplt * (1 + 1e-6)
+    assert float(value) * (1 - float(excess) / 100) <= optimum * (1 + 1e-4)
+    for target in ("per-class", "pairwise"):
+        with pytest.raises(SolverError):
+            constants(model, shape, target)
+    best = lipcert.bound(model, shape, "best", "network", fit=FitOptions(steps=2))
+    assert "lipsdp" not in best.facts.winners.values()
+    assert optimum <= best.value <= liplt * (1 + 1e-6)
+
+
+ACAS = (5, 50, 50, 50, 50, 50, 50, 5)
+
+
+def badly_scaled(widths, kind, seed=1):
+    """Layers with norms from 1e-3 to 1e3; neurons of different sizes, or one large direction and weak neurons."""
+    model, generator = dense_chain(*widths, seed=seed), torch.Generator().manual_seed(seed)
+    for layer in model[::2]:
+        weight = layer.weight.data
+        rows, columns = (torch.randn(n, generator=generator, dtype=torch.float64) for n in weight.shape)
+        if kind == "neurons":
+            weight *= (3 * rows).exp()[:, None] ** 0.5
+        if kind == "directions":
+            weight += 3 * weight.norm() * torch.outer(rows / rows.norm(), columns / columns.norm())
+            weight[rows > 1] *= 1e-3 if len(weight) > 5 else 1.0
+        weight *= 10 ** (6 * torch.rand((), generator=generator, dtype=torch.float64) - 3)
+    return model
+
+
+@pytest.mark.parametrize("kind", ["layers", "neurons", "directions"])
+def test_badly_scaled_deep_networks(kind):
+    model = badly_scaled(ACAS, kind)
+    local = torch.linalg.matrix_norm(jacobians(model, (5,), 5), 2).max()
+    assert local <= constants(model, (5,)) < 0.4 * reference(model, (5,))
+
+
+def test_rows_and_pairs_of_badly_scaled_networks():
+    model = badly_scaled((5, 20, 20, 20, 20, 5), "directions")
+    found = {target: constants(model, (5,), target) for target in ("network", "per-class", "pairwise")}
+    check_jacobians(model, (5,), found, 12)
+    for target, value in found.items():
+        liplt = reference(model, (5,), "liplt", target)
+        assert (value[liplt > 0] < 0.6 * liplt[liplt > 0]).all()
+
+
+def test_moving_factors_between_layers_changes_nothing():
+    model = badly_scaled((5, 20, 20, 20, 20, 5), "neurons")
+    expected = constants(model, (5,)).item()
+    for k, factor in enumerate((1e3, 1e-3, 3e2, 1e-2)):
+        model[2 * k].weight.data *= factor
+        model[2 * k + 2].weight.data /= factor
+    assert constants(model, (5,)).item() == pytest.approx(expected, rel=1e-6)
+    factors = torch.logspace(-2, 2, 20, dtype=torch.float64)
+    model[2].weight.data *= factors[:, None]
+    model[4].weight.data /= factors
+    assert constants(model, (5,)).item() == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["neurons", "directions"])
+def test_both_solvers_agree_on_badly_scaled_networks(kind):
+    pytest.importorskip("cvxpy")
+    model = badly_scaled((3, 6, 6, 6, 3), kind)
+    own, other = (constants(model, (3,), solver=s).item() for s in ("barrier", "cvxpy"))
+    assert own == pytest.approx(other, rel=1e-4)
+
+
+def test_classes_that_are_equal_but_for_rounding():
+    model = dense_chain(4, 6, 6, 3)
+    model[4].weight.data[1] = model[4].weight.data[0]
+    pairwise = constants(model, (4,), "pairwise")
+    assert pairwise[0, 1] <= 1e-12
+    assert pairwise[0, 2].item() == pytest.approx(pairwise[1, 2].item(), rel=1e-6)
 
 
 def test_neurons_without_input_or_output_do_not_count():
@@ -240,7 +312,7 @@ def test_neurons_without_input_or_output_do_not_count():
 @torch.no_grad()
 def test_the_proof_refuses_what_is_infeasible():
     """ρ below the optimum by the accuracy of the solver is not proved, and errors in the maps enlarge the bound."""
-    problem, _, _ = lipsdp._System(lipcert.trace(*MODELS["chain"]), "neuron", 99, lambda *_: None).problem(None)
+    problem, _, _ = semidefinite._System(transformed(*MODELS["chain"]), 99, lambda *_: None).problem(None)
     x = inequality.barrier(problem)
     x[0] = inequality.smallest_rho(problem, x)
     assert inequality.proved(problem, x * np.where(np.arange(len(x)) == 0, 1 + 1e-8, 1.0)) < 1e-9
@@ -259,7 +331,7 @@ def test_refusals(monkeypatch):
     assert constants(model, shape, limit=14) > 0
     with pytest.raises(TooLargeError, match=r"order 11 or more .*limit is 5"):
         constants(model, shape, limit=5)
-    for options in ({"target": "last-layer"}, {"variant": "network"}, {"solver": "mosek"}, {"pairs": [(0, 1)]}):
+    for options in ({"target": "last-layer"}, {"solver": "mosek"}, {"pairs": [(0, 1)]}):
         with pytest.raises(OptionError):
             constants(model, shape, **options)
     for pairs in ([(0, 0)], [(0, 3)], [(-1, 2)]):

@@ -1,7 +1,5 @@
 """Distances between all rows from their Gram matrix: exact, safe against cancellation, differentiable at zero."""
 
-from math import inf
-
 import pytest
 import torch
 from hypothesis import given
@@ -9,8 +7,7 @@ from hypothesis import strategies as st
 
 import lipcert
 from helpers import randn, reference
-from lipcert.bounds import targets
-from lipcert.bounds.targets import class_norms, pair_norms, pairwise_matrix, weighted_norms
+from lipcert.bounds.targets import class_norms, find_target, pair_norms, target
 from models import dense_chain
 
 
@@ -59,7 +56,7 @@ def test_clusters():
 def test_chunks_do_not_change_the_result(monkeypatch):
     rows = (100 * randn(5, 40)[torch.arange(60) % 5] + 1e-3 * randn(60, 40, seed=1)).float()
     expected = pair_norms(rows)
-    monkeypatch.setattr(targets, "_CHUNK", 100)
+    monkeypatch.setattr(target, "_CHUNK", 100)
     assert torch.equal(pair_norms(rows), expected)
 
 
@@ -106,32 +103,38 @@ def test_a_second_derivative_is_refused_rather_than_wrong():
         gradient.sum().backward()
 
 
-@pytest.mark.parametrize(("norm", "dual"), [(1.0, inf), (2.0, 2.0), (inf, 1.0)])
-def test_dual_norms(norm, dual):
+def test_class_norms():
     rows = randn(4, 2, 3)
-    torch.testing.assert_close(pair_norms(rows, norm), pair_by_pair(rows, dual))
-    torch.testing.assert_close(class_norms(rows, norm), torch.linalg.vector_norm(rows.flatten(1), ord=dual, dim=1))
+    torch.testing.assert_close(class_norms(rows), rows.reshape(4, -1).norm(dim=1))
 
 
-@pytest.mark.parametrize(("norm", "factor"), [(1.0, 1.0), (2.0, 2**0.5), (inf, 2.0)])
-def test_pairwise_constants_from_other_targets(norm, factor):
-    """|Δ_a − Δ_b| ≤ ‖e_a − e_b‖_q·‖Δ‖_p."""
-    network = pairwise_matrix(torch.tensor(3.0), "network", 3, norm)
-    torch.testing.assert_close(network, 3 * factor * (1 - torch.eye(3)))
-    per_class = pairwise_matrix(torch.tensor([1.0, 2.0, 4.0]), "per-class", 3, norm)
+def test_pairwise_constants_from_other_targets():
+    """|Δ_a − Δ_b| ≤ ‖e_a − e_b‖₂·‖Δ‖₂."""
+    network = find_target("network").pairwise(torch.tensor(3.0), 3)
+    torch.testing.assert_close(network, 3 * 2**0.5 * (1 - torch.eye(3)))
+    per_class = find_target("per-class").pairwise(torch.tensor([1.0, 2.0, 4.0]), 3)
     assert per_class.tolist() == [[0.0, 3.0, 5.0], [3.0, 0.0, 6.0], [5.0, 6.0, 0.0]]
-    assert torch.equal(pairwise_matrix(network, "pairwise", 3, norm), network)
+    for name in ("pairwise", "last-layer"):
+        assert torch.equal(find_target(name).pairwise(network, 3), network)
 
 
-def test_contributions_are_mean_shares():
-    rows = [randn(4, 5), None, randn(4, 2, 3, seed=1)]
-    weights = torch.tensor([2.0, 9.0, 0.5], dtype=torch.float64)
-    value, shares = weighted_norms(rows, weights, "pairwise")
-    torch.testing.assert_close(value, 2 * pair_by_pair(rows[0]) + 0.5 * pair_by_pair(rows[2]))
-    assert shares.sum().item() == pytest.approx(value.sum().item() / 12)
-    assert shares[1] == 0
-    value, shares = weighted_norms(rows, weights, "per-class")
-    assert shares.sum().item() == pytest.approx(value.mean().item())
+@pytest.mark.parametrize("name", ["network", "per-class", "last-layer", "pairwise"])
+def test_functionals_are_what_the_norms_of_rows_are_norms_of(name):
+    """Every functional has its place in the value, and the mean is that over all of them."""
+    wanted, rows = find_target(name), randn(4, 2, 3)
+    norms, found = wanted.row_norms(rows), torch.zeros(wanted.shape(4), dtype=torch.float64)
+    assert norms.shape == found.shape
+    values = []
+    for place, weights in wanted.functionals(4):
+        values.append(torch.linalg.matrix_norm(weights @ rows.reshape(4, -1), 2))
+        found[place] = values[-1]
+    torch.testing.assert_close(norms, found)
+    assert wanted.mean(norms).item() == pytest.approx(torch.stack(values).mean().item())
+    if not wanted.whole_output:
+        for error in (0.0, 1e-3):
+            bounds = wanted.bound_row_norms(rows.reshape(4, -1), error)
+            assert ((bounds >= norms + error) | (norms == 0)).all()
+            assert (bounds <= norms + 2 * error + 1e-12).all()
 
 
 @pytest.mark.parametrize("classes", [200, 1000])

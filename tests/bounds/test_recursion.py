@@ -1,6 +1,8 @@
 """LipLT against a plain dense implementation of the theorem, and against Combettes & Pesquet."""
 
+from fractions import Fraction
 from itertools import combinations, pairwise
+from math import inf
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from torch import nn
 
 import lipcert
 from helpers import converged, examples, randn, reference
-from lipcert.bounds.liplt import prefix_constants
+from lipcert.bounds.recursion import bound_between, bound_prefix, norm_matrix, prefix_constants
 from models import PaperResidual, RandomDag, dense_chain, gaussian, named_models
 
 MODELS = named_models()
@@ -106,16 +108,72 @@ def test_relu_chains_give_the_constant_of_combettes_and_pesquet(widths, seed):
 
 
 def test_recursion_by_hand():
-    pairs = [(1, 0), (2, 0), (2, 1), (3, 2)]
-    norms, radii = torch.tensor([2.0, 3.0, 5.0, 7.0]), torch.tensor([1.0, 0.5, 0.25])
-    assert prefix_constants(pairs, norms, radii).tolist() == [1.0, 2.0, 3 + 5 * 0.5 * 2, 7 * 0.25 * 8]
-    assert prefix_constants([], norms[:0], radii[:1]).tolist() == [1.0]
+    pairs, norms = [(1, 0), (2, 0), (2, 1), (3, 2)], torch.tensor([2.0, 3.0, 5.0, 7.0])
+    matrix = norm_matrix(pairs, norms, 4)
+    assert matrix.tolist() == [[0, 0, 0, 0], [2, 0, 0, 0], [3, 5, 0, 0], [0, 0, 7, 0]]
+    assert prefix_constants(matrix).tolist() == [1.0, 2.0, 3 + 5 * 2, 7 * 13]
+    assert prefix_constants(norm_matrix([], norms[:0], 1)).tolist() == [1.0]
 
 
 def test_recursion_is_differentiable():
-    pairs = [(1, 0), (2, 0), (2, 1)]
-    norms, radii = randn(3).abs().requires_grad_(), randn(2, seed=1).abs().requires_grad_()
-    assert torch.autograd.gradcheck(lambda n, r: prefix_constants(pairs, n, r), (norms, radii))
+    pairs = [(1, 0), (2, 0), (2, 1), (3, 1)]
+    norms = randn(4).abs().requires_grad_()
+    assert torch.autograd.gradcheck(lambda n: prefix_constants(norm_matrix(pairs, n, 4)), norms)
+
+
+def lower_triangle(count, seed, sparse):
+    """N of a network with this many sites, with zeros where there is no path."""
+    matrix = randn(count, count, seed=seed).abs() * 10.0 ** randn(count, count, seed=seed + 1)
+    return (matrix * (randn(count, count, seed=seed + 2) > -0.5) if sparse else matrix).tril(-1)
+
+
+def rational_resolvent(norms):
+    """(I − N)⁻¹ = I + N + N² + … by exact forward substitution, row by row."""
+    n = [[Fraction(value) for value in row] for row in norms.tolist()]
+    rows = []
+    for j in range(len(n)):
+        row = [sum((n[j][k] * rows[k][i] for k in range(j)), Fraction(0)) for i in range(len(n))]
+        row[j] += 1
+        rows.append(row)
+    return rows
+
+
+DRAWN_NORMS = {"count": st.integers(1, 8), "seed": st.integers(0, 9999), "sparse": st.booleans()}
+
+
+@examples(2)
+@given(**DRAWN_NORMS)
+def test_constants_are_columns_of_the_inverse_and_bounds_are_never_below_it(count, seed, sparse):
+    norms = lower_triangle(count, seed, sparse)
+    inverse, exact = torch.linalg.inv(torch.eye(count, dtype=torch.float64) - norms), rational_resolvent(norms)
+    torch.testing.assert_close(prefix_constants(norms), inverse[:, 0], rtol=1e-9, atol=1e-12)
+    prefix, between = bound_prefix(norms), bound_between(norms)
+    torch.testing.assert_close(between, inverse, rtol=1e-9, atol=1e-9 * inverse.abs().max().item())
+    for j in range(count):
+        assert exact[j][0] <= Fraction(prefix[j].item()) <= exact[j][0] * (1 + Fraction(1, 10**12))
+        for i in range(count):
+            assert exact[j][i] <= Fraction(between[j, i].item()) <= exact[j][i] * (1 + Fraction(1, 10**12))
+
+
+@examples(2)
+@given(share=st.floats(0.01, 2.0), site=st.integers(0, 9), **DRAWN_NORMS)
+def test_what_is_known_already_enters_the_recursion(share, site, count, seed, sparse):
+    """With exact rational numbers: m_j = min(known_j, Σ N_ji m_i)."""
+    norms = lower_triangle(count, seed, sparse)
+    plain = bound_prefix(norms)
+    limits = [inf] * count
+    limits[site % count] = share * plain[site % count].item()
+    found = bound_prefix(norms, limits)
+    exact = [Fraction(1)]
+    for j in range(1, count):
+        total = sum((Fraction(norms[j, i].item()) * exact[i] for i in range(j)), Fraction(0))
+        exact.append(total if limits[j] == inf else min(total, Fraction(limits[j])))
+    assert found[0] == 1.0
+    assert (found <= plain).all()
+    for value, limit, expected in zip(found.tolist(), limits, exact, strict=True):
+        assert expected <= Fraction(value) <= expected * (1 + Fraction(1, 10**12))
+        assert value <= limit or value == 1.0
+    assert torch.equal(bound_prefix(norms, [inf] * count), plain)
 
 
 @pytest.mark.parametrize("target", ["network", "per-class", "pairwise"])

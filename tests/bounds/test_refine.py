@@ -12,11 +12,12 @@ from torch import nn
 import lipcert
 from drawn import networks
 from helpers import check_between, dense_maps, examples, jacobian, randn, reference
-from lipcert.bounds.certified import METHODS
-from lipcert.bounds.forms import form
-from lipcert.bounds.refine import MULTIPLIERS, propose_diagonals, refine
-from lipcert.bounds.scales import FitOptions
-from lipcert.bounds.targets import TARGETS
+from lipcert.bounds.fit import FitOptions
+from lipcert.bounds.forms import make_form
+from lipcert.bounds.methods import METHODS
+from lipcert.bounds.multipliers import MULTIPLIERS, propose_diagonals
+from lipcert.bounds.refine import refine
+from lipcert.bounds.targets import TARGETS, find_target
 from lipcert.errors import OptionError, TooLargeError
 from lipcert.layers import MaxMin
 from lipcert.norms.certified import NormOptions, no_progress
@@ -25,18 +26,15 @@ from models import PaperResidual, dense_chain, gaussian, named_models
 MODELS = named_models()
 
 
+@torch.no_grad()
 def refined(model, shape, multiplier=None, target="network", options=None):
     """LT-SDP on its own, from the constants of the refined form alone."""
     network = lipcert.trace(model, shape)
     options = options or NormOptions()
-    plain = form("liplt", network, network.depth + 1, options, no_progress)
+    plain = make_form("liplt", network, network.depth + 1, options, no_progress)
     found = refine(plain, options, multiplier)
-    m = found.prefix({})
-    if target == "network":
-        return sum(found.term(network.depth + 1, i, m) for i in range(network.depth + 1))
-    count = network.classes
-    unlimited = torch.full((network.depth + 1, *[count] * (1 if target == "per-class" else 2)), 1e9).double()
-    return found.shares(target, unlimited, m, lambda _: None)
+    shares = found.shares(find_target(target), found.prefix({}), lambda _: None)
+    return shares.sum().item() if target == "network" else shares
 
 
 def one_layer(n=6, inputs=4, outputs=3, seed=0):
@@ -113,11 +111,12 @@ def test_several_layers_are_the_recursion_on_dense_matrices(name, multiplier):
     """With the T that was chosen, the factors are norms of products, none below the exact one."""
     model, shape = MODELS[name]
     dense, network = dense_maps(model, shape), lipcert.trace(model, shape)
-    found = refine(form("liplt", network, dense.last, None, no_progress), NormOptions(), multiplier)
+    found = refine(make_form("liplt", network, dense.last, NormOptions(), no_progress), NormOptions(), multiplier)
+    maps = dense.transformed
     for (j, i), factors in found.factors.items():
         for k in range(i):
-            through = torch.linalg.matrix_norm(dense.maps[j, i] @ dense.maps[i, k], 2).item()
-            alone = torch.linalg.matrix_norm(dense.maps[j, i], 2) * torch.linalg.matrix_norm(dense.maps[i, k], 2)
+            through = torch.linalg.matrix_norm(maps[j, i] @ maps[i, k], 2).item()
+            alone = torch.linalg.matrix_norm(maps[j, i], 2) * torch.linalg.matrix_norm(maps[i, k], 2)
             assert factors[k] >= through * (1 - 1e-12)
             if multiplier == "sn":
                 assert factors[k] == pytest.approx(alone.item(), rel=1e-6, abs=1e-9)
@@ -131,12 +130,14 @@ def test_one_layer_refined_in_any_coordinates_is_the_same(seed):
     model, shape, w, g = one_layer(seed=seed)
     network = lipcert.trace(model, shape)
     scales = {"1": (2 * randn(6, seed=seed)).exp()}
-    rescaled = form("rescaled", network, 2, None, no_progress, scales)
+    rescaled = make_form("rescaled", network, 2, NormOptions(), no_progress, scales)
     found = refine(rescaled, NormOptions(), "optimal")
     assert found.method == "rescaled lt-sdp"
-    value = sum(found.term(2, i, found.prefix({})) for i in range(2))
+    value, plain = (
+        f.shares(find_target("network"), f.prefix({}), lambda _: None).sum().item() for f in (found, rescaled)
+    )
     assert value == pytest.approx(0.5 * np.linalg.norm(g @ w, 2) + 0.5 * sqrt(optimum(g, w)), rel=1e-3)
-    assert value < sum(rescaled.term(2, i, rescaled.prefix({})) for i in range(2))
+    assert value < plain
 
 
 @examples(1)
@@ -213,7 +214,7 @@ def test_neurons_without_input_or_output_do_not_count():
 
 
 @examples(0.1)
-@given(drawn=networks, target=st.sampled_from(TARGETS))
+@given(drawn=networks, target=st.sampled_from(list(TARGETS)))
 def test_best_is_the_best_of_all(drawn, target):
     model, shape = drawn
     fit = FitOptions(steps=5)

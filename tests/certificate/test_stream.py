@@ -1,5 +1,6 @@
 """Certificates as a file that grows: interrupted anywhere, it continues without losing or repeating a row."""
 
+import hashlib
 import json
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 import lipcert
 from helpers import randn
-from lipcert.certificate import Certifier
+from lipcert.certificate import Certifier, stream
 from lipcert.certificate.stream import certify_to_csv, read_certificates
 from lipcert.errors import NonFiniteError, ResumeError
 from models import dense_chain
@@ -100,20 +101,45 @@ def test_interrupted_between_writing_and_reporting(certifier, computed, tmp_path
     assert (tmp_path / "c.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
 
 
-@pytest.mark.parametrize("lost", [1, 7, 100])
-def test_a_half_written_row_is_written_again(certifier, computed, tmp_path, lost):
+@pytest.mark.parametrize("more", [1, 7, 100, 1000])
+def test_rows_after_the_checksum_are_written_again(certifier, computed, tmp_path, more):
     run(certifier, tmp_path / "whole.csv")
-    run(certifier, tmp_path / "c.csv")
-    complete = (tmp_path / "whole.csv").read_text()
-    (tmp_path / "c.csv").write_text(complete[:-lost])
-    kept = complete[:-lost].count("\n") - 1
+    with pytest.raises(Interrupted):
+        run(certifier, tmp_path / "c.csv", inspect=stop_at(24))
+    whole, kept = (tmp_path / "whole.csv").read_bytes(), (tmp_path / "c.csv").stat().st_size
+    (tmp_path / "c.csv").write_bytes(whole[: kept + more])
+    assert len(read_certificates(tmp_path / "c.csv")) == 24
     computed.clear()
     run(certifier, tmp_path / "c.csv")
-    assert computed == list(range(kept, COUNT))
-    again, whole = read_certificates(tmp_path / "c.csv"), read_certificates(tmp_path / "whole.csv")
-    assert torch.equal(again.prediction, whole.prediction)
-    torch.testing.assert_close(again.radius, whole.radius, rtol=1e-5, atol=1e-7)
-    assert (tmp_path / "c.csv").read_text().splitlines()[: kept + 1] == complete.splitlines()[: kept + 1]
+    assert computed == list(range(24, COUNT))
+    assert (tmp_path / "c.csv").read_bytes() == whole
+
+
+def test_killed_between_the_rows_and_their_checksum(certifier, computed, tmp_path, monkeypatch):
+    def killed(path, fingerprint, origin, rows, sha256):
+        if rows > 24:
+            raise Interrupted
+        original(path, fingerprint, origin, rows, sha256)
+
+    run(certifier, tmp_path / "whole.csv")
+    original = stream._write_mark
+    monkeypatch.setattr(stream, "_write_mark", killed)
+    with pytest.raises(Interrupted):
+        run(certifier, tmp_path / "c.csv")
+    monkeypatch.setattr(stream, "_write_mark", original)
+    assert len((tmp_path / "c.csv").read_text().splitlines()) == 1 + 32
+    computed.clear()
+    run(certifier, tmp_path / "c.csv")
+    assert computed == list(range(24, COUNT))
+    assert (tmp_path / "c.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+
+
+def test_killed_before_the_header(certifier, tmp_path):
+    run(certifier, tmp_path / "c.csv")
+    whole = (tmp_path / "c.csv").read_bytes()
+    (tmp_path / "c.csv").unlink()
+    run(certifier, tmp_path / "c.csv")
+    assert (tmp_path / "c.csv").read_bytes() == whole
 
 
 def test_more_inputs_extend_a_file_and_fewer_are_refused(certifier, computed, tmp_path):
@@ -144,37 +170,135 @@ def test_files_of_other_weights_or_data_are_refused(certifier, tmp_path):
         run(Certifier(other, lipcert.bound(other, (4,))), tmp_path / "c.csv")
     with pytest.raises(ResumeError, match=message):
         run(certifier, tmp_path / "c.csv", origin="other data")
-    (tmp_path / "c.origin.json").write_text("{")
-    with pytest.raises(ResumeError, match=message):
-        run(certifier, tmp_path / "c.csv")
+    for damaged in ("{", "[1]", '{"rows": "1", "sha256": "0"}'):
+        (tmp_path / "c.origin.json").write_text(damaged)
+        with pytest.raises(ResumeError, match=r"c.origin.json is damaged; remove it and c.csv and certify again"):
+            run(certifier, tmp_path / "c.csv")
+        with pytest.raises(ResumeError, match=r"c.origin.json is damaged"):
+            read_certificates(tmp_path / "c.csv")
     (tmp_path / "c.origin.json").unlink()
     with pytest.raises(ResumeError, match=r"exists, but not c.origin.json that says what it holds"):
         run(certifier, tmp_path / "c.csv")
     assert (tmp_path / "c.csv").read_bytes() == before
 
 
+def without_checksum(path):
+    """Leave what earlier versions wrote."""
+    mark = json.loads(path.with_suffix(".origin.json").read_text())
+    path.with_suffix(".origin.json").write_text(json.dumps({key: mark[key] for key in ("fingerprint", "origin")}))
+
+
+def test_files_of_earlier_versions_are_read_but_not_continued(certifier, tmp_path):
+    radius = run(certifier, tmp_path / "c.csv", count=16).radius
+    without_checksum(tmp_path / "c.csv")
+    assert torch.equal(read_certificates(tmp_path / "c.csv").radius, radius)
+    with pytest.raises(
+        ResumeError, match=r"c\.csv was written by an earlier version of lipcert, .*; remove it or choose"
+    ):
+        run(certifier, tmp_path / "c.csv")
+    (tmp_path / "c.origin.json").unlink()
+    assert torch.equal(read_certificates(tmp_path / "c.csv").radius, radius)
+    (tmp_path / "c.csv").unlink()
+    assert len(run(certifier, tmp_path / "c.csv")) == COUNT
+
+
+def cell(column, value):
+    """Another value in the last row."""
+
+    def edit(lines):
+        values = lines[-1].split(",")
+        values[column] = value
+        return [*lines[:-1], ",".join(values)]
+
+    return edit
+
+
+def exchanged(lines):
+    """Rows 3 and 4 with each other's contents, numbered correctly."""
+    three, four = (line.split(",", 1)[1] for line in lines[4:6])
+    return [*lines[:4], f"3,{four}", f"4,{three}", *lines[6:]]
+
+
+EDITED = {
+    "larger radius": cell(4, "7.5"),
+    "another label": cell(1, "0"),
+    "another prediction": cell(2, "5"),
+    "larger margin": cell(3, "99.0"),
+    "last row removed": lambda lines: lines[:-1],
+    "half of the last row removed": lambda lines: [*lines[:-1], lines[-1][:5]],
+    "all rows removed": lambda lines: lines[:1],
+    "rows exchanged": exchanged,
+    "one digit less": lambda lines: [*lines[:-1], lines[-1][:-1]],
+}
 DAMAGE = {
     "header": lambda lines: ["a,b,c", *lines[1:]],
     "empty": lambda lines: [],
     "missing row": lambda lines: lines[:5] + lines[6:],
-    "repeated row": lambda lines: [*lines, lines[-1]],
+    "reordered rows": lambda lines: [lines[0], *lines[:0:-1]],
     "missing column": lambda lines: [*lines[:-1], "49,1,2,0.5"],
-    "text for a number": lambda lines: [*lines[:-1], "49,1,two,0.5,0.1"],
-    "not a number": lambda lines: [*lines[:-1], "49,1,2,0.5,nan"],
+    "one more column": lambda lines: [*lines[:-1], "49,1,2,0.5,0.1,0"],
+    "text for a number": cell(2, "two"),
+    "fraction for a class": cell(1, "0.5"),
+    "negative label": cell(1, "-1"),
+    "negative prediction": cell(2, "-1"),
+    "class beyond all numbers": cell(2, str(2**63)),
+    "radius is not a number": cell(4, "nan"),
+    "infinite radius": cell(4, "inf"),
+    "negative radius": cell(4, "-0.1"),
+    "margin is not a number": cell(3, "nan"),
+    "infinite margin": cell(3, "inf"),
+    "negative margin": cell(3, "-0.1"),
 }
 
 
-@pytest.mark.parametrize("name", DAMAGE)
-def test_damaged_files_are_refused(certifier, tmp_path, name):
+def rewrite(path, change):
+    text = "".join(line + "\n" for line in change(path.read_text().splitlines()))
+    path.write_text(text)
+    return text.encode()
+
+
+@pytest.mark.parametrize("name", [*EDITED, *DAMAGE])
+def test_edited_files_are_neither_continued_nor_read(certifier, computed, tmp_path, name):
     run(certifier, tmp_path / "c.csv")
-    lines = (tmp_path / "c.csv").read_text().splitlines()
-    (tmp_path / "c.csv").write_text("".join(line + "\n" for line in DAMAGE[name](lines)))
-    with pytest.raises(ResumeError, match="the certificates file is damaged: expected the columns idx, label"):
+    computed.clear()
+    edited = rewrite(tmp_path / "c.csv", (EDITED | DAMAGE)[name])
+    message = (
+        r"c\.csv was edited or is damaged: its first 50 rows do not have the checksum in c\.origin\.json; remove it"
+    )
+    with pytest.raises(ResumeError, match=message):
         run(certifier, tmp_path / "c.csv")
+    with pytest.raises(ResumeError, match=message):
+        read_certificates(tmp_path / "c.csv")
+    assert computed == []
+    assert (tmp_path / "c.csv").read_bytes() == edited
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_rows_are_checked_without_and_with_a_checksum(certifier, tmp_path, name):
+    run(certifier, tmp_path / "c.csv")
+    edited = rewrite(tmp_path / "c.csv", DAMAGE[name])
+    mark = json.loads((tmp_path / "c.origin.json").read_text()) | {"sha256": hashlib.sha256(edited).hexdigest()}
+    (tmp_path / "c.origin.json").write_text(json.dumps(mark))
+    message = r"c\.csv is damaged: expected the columns idx, label, .*; remove it and certify again"
+    with pytest.raises(ResumeError, match=message):
+        run(certifier, tmp_path / "c.csv")
+    without_checksum(tmp_path / "c.csv")
+    with pytest.raises(ResumeError, match=message):
+        read_certificates(tmp_path / "c.csv")
+
+
+def test_rows_that_are_no_text_are_refused(certifier, tmp_path):
+    (tmp_path / "c.csv").write_bytes(b"idx,label,prediction,margin,radius\n0,1,1,\xff,0.1\n")
+    with pytest.raises(ResumeError, match=r"c\.csv is damaged: expected the columns"):
+        read_certificates(tmp_path / "c.csv")
 
 
 def test_what_a_file_holds_is_written_beside_it(certifier, tmp_path):
     run(certifier, tmp_path / "c.csv", origin="digits 1234")
     mark = json.loads((tmp_path / "c.origin.json").read_text())
-    assert mark == {"fingerprint": certifier.bound.facts.fingerprint, "origin": "digits 1234"}
+    content = (tmp_path / "c.csv").read_bytes()
+    assert mark == {
+        "fingerprint": certifier.bound.facts.fingerprint, "origin": "digits 1234", "rows": COUNT,
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }  # fmt: skip
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c.csv", "c.origin.json"]

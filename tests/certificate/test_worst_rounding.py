@@ -16,57 +16,57 @@ from drawn import networks
 from helpers import examples, randn
 from lipcert import data, zoo
 from lipcert.certificate import Certifier
-from lipcert.certificate.error_pass import ErrorPass
-from lipcert.certificate.stages import local_terms
+from lipcert.certificate.error_pass import ErrorPass, _Batch
 from lipcert.layers import RhoLipschitzConv2d, RhoLipschitzLinear
-from lipcert.network.probe import OutOfPlace
-from lipcert.norms.rounding import gamma, magnitude_norm
+from lipcert.norms.product_errors import magnitude_norm
+from lipcert.rounding import gamma
 from models import dense_chain, gaussian
 
 FEWEST = 8  # products; the roundings that really happen are then much fewer than those that are allowed
 
 
-class Gradients(OutOfPlace):
+class Gradients:
     """How the difference of the first two logits depends on the value of every node, in exact arithmetic."""
 
     def __init__(self, network):
-        super().__init__(network.graph)
         self.network = network
 
     def at(self, x):
-        self.values = {}
-        logits = self.run(x.double().requires_grad_())
-        nodes, values = self.values.keys(), self.values.values()
+        values = {}
+
+        def observe(node, value):
+            if node in self.network.produced:
+                values.setdefault(self.network.produced[node], value)
+            return value
+
+        logits = self.network.program.run(x.double().requires_grad_(), observe)
         difference = (logits[:, 0] - logits[:, 1]).sum()
-        return dict(zip(nodes, torch.autograd.grad(difference, list(values), materialize_grads=True), strict=True))
-
-    def run_node(self, n):
-        result = super().run_node(n)
-        v = self.network.produced.get(n)
-        if v is not None:
-            self.values.setdefault(v, result)
-        return result
+        gradients = torch.autograd.grad(difference, list(values.values()), materialize_grads=True)
+        return dict(zip(values, gradients, strict=True))
 
 
-class Worst(OutOfPlace):
+class WorstPass(ErrorPass):
     """Moves the result of every operation by half of what its rounding may do, always in the given direction."""
 
-    def run_node(self, n):
-        result = super().run_node(n)
-        v = self.network.produced.get(n)
-        edges = self.network.nodes[v].edges if v is not None and v not in self._values else ()
-        if not edges or local_terms(self.network.nodes[v]) < FEWEST:
-            return result
-        sums = sum(edge.op.magnitude(self._value(edge.source).abs()) for edge in edges)
-        sums = sums if self.offsets[v] is None else sums + self.offsets[v]
-        share = 0.5 * gamma(local_terms(self.network.nodes[v]), result.dtype)
-        return result + share * sums * self.directions[v].sign().float()
-
-
-class WorstPass(ErrorPass, Worst):
     def execute(self, x, directions):
-        self.directions = directions
-        return super().execute(x)
+        values, network = {}, self.network
+
+        def observe(node, value):
+            v = network.produced.get(node)
+            if v is None or v in values:
+                return value
+            edges = network.nodes[v].edges
+            if edges and network.nodes[v].roundings >= FEWEST:
+                sums = sum(edge.op.magnitude(values[edge.source].abs()) for edge in edges)
+                sums = sums if self.offsets[v] is None else sums + self.offsets[v]
+                share = 0.5 * gamma(network.nodes[v].roundings, value.dtype)
+                value = value + share * sums * directions[v].sign().float()
+            values[v] = value
+            return value
+
+        with torch.no_grad():
+            logits = network.program.run(x, observe)
+            return _Batch(self, values, len(x)).errors(logits)
 
 
 class Adversary:

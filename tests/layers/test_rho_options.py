@@ -10,6 +10,7 @@ from lipcert import zoo
 from lipcert.errors import OptionError
 from lipcert.layers import RhoLipschitzConv2d, RhoLipschitzLinear
 from lipcert.loading import load_model, save_checkpoint
+from models import Op
 
 
 def test_rho_is_learned_and_stays_positive():
@@ -51,8 +52,12 @@ def test_state_dicts_and_checkpoints_restore_the_layers(tmp_path):
         ({"activation": nn.PReLU()}, "PReLU has learned slopes"),
         ({"activation": nn.Softmax(1)}, "Softmax has no rule with elementwise slopes"),
         ({"activation": nn.Linear(2, 2)}, "Linear has no rule with elementwise slopes"),
-        ({"activation": nn.RReLU()}, "RReLU has no rule with elementwise slopes"),
-        ({"activation": nn.Softplus(threshold=2)}, "activation Softplus: threshold=2 makes a visible jump"),
+        ({"activation": nn.Tanhshrink()}, "Tanhshrink has no rule with elementwise slopes"),
+        ({"activation": Op(lambda m, x: 2 * x.tanh())}, "Op has no rule with elementwise slopes"),
+        ({"activation": Op(lambda m, x: -x.tanh())}, "Op has no rule with elementwise slopes"),
+        ({"activation": Op(lambda m, x: (2 * x).tanh())}, "Op has no rule with elementwise slopes"),
+        ({"activation": nn.Hardshrink()}, "activation Hardshrink: it jumps"),
+        ({"activation": nn.Softplus(threshold=2)}, "activation Softplus: threshold=2 makes a jump"),
         ({"rho": 0.0}, "rho is 0.0, expected a positive number"),
         ({"rho": float("nan")}, "rho is nan"),
     ],

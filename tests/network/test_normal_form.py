@@ -8,6 +8,7 @@ from torch import nn
 
 import lipcert
 from helpers import dense_maps, eye, randn
+from lipcert.network.rewrites import liplt_lines, loop_transform, naive_lines
 from lipcert.network.sweep import Sweep
 from models import Op, RandomDag, gaussian, named_models
 
@@ -24,45 +25,51 @@ PLANS = st.lists(
 
 
 def check_maps(model, shape):
-    """push, pullback and both directions of the batched sweep agree with the dense B_ji, zero where there is none."""
+    """push, pull and both directions of the batched sweep agree with the dense B_ji, zero where there is none.
+
+    After the loop transformation B_ji contains the radius of site i: φ = C·z + S·ψ(z), and ψ is the site.
+    """
     network = lipcert.trace(model, shape)
+    lines = liplt_lines(network)
     dense = dense_maps(model, shape)
-    sectors = network.sectors()
-    centres = [c for c, _ in sectors]
-    assert [s.item() if isinstance(s, torch.Tensor) else s for _, s in sectors] == pytest.approx(dense.radii)
+    radii = [1.0, *(float(s().detach() if callable(s) else s) for _, s in lines.values())]
+    assert radii == pytest.approx(dense.radii)
+    maps = {(j, i): radii[i] * matrix for (j, i), matrix in dense.maps.items()}
+    network = loop_transform(network, lines)
+    assert all(site.slope.interval() == (-1.0, 1.0) for site in network.sites[1:-1])
     for i in range(network.depth + 1):
         start = network.nodes[network.sites[i].output].shape
         with torch.no_grad():
-            pushed = network.push(i, eye(start), centres)
+            pushed = network.push(i, eye(start))
         for j in range(i + 1, network.depth + 2):
             columns = pushed[j - 1]
-            found = torch.zeros_like(dense.maps[j, i]) if columns is None else columns.flatten(1).T
-            torch.testing.assert_close(found, dense.maps[j, i], rtol=1e-9, atol=1e-9)
-    with torch.no_grad():
-        pulled = network.pullback(eye(network.output_shape), centres)
-    for i, rows in enumerate(pulled):
-        expected = dense.maps[dense.last, i]
-        found = torch.zeros_like(expected) if rows is None else rows.flatten(1)
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
-    check_sweep(network, dense, centres)
+            found = torch.zeros_like(maps[j, i]) if columns is None else columns.flatten(1).T
+            torch.testing.assert_close(found, maps[j, i], rtol=1e-9, atol=1e-9)
+    for j in range(1, network.depth + 2):
+        end = network.nodes[network.sites[j].source].shape
+        with torch.no_grad():
+            pulled = network.pull(j, eye(end))
+        for i, rows in enumerate(pulled[:j]):
+            found = torch.zeros_like(maps[j, i]) if rows is None else rows.flatten(1)
+            torch.testing.assert_close(found, maps[j, i], rtol=1e-9, atol=1e-9)
+    check_sweep(network, maps)
 
 
-def check_sweep(network, dense, centres):
-    passing = [not (isinstance(c, float) and c == 0) for c in centres]
-    sweep = Sweep(network, passing, network.depth + 1)
-    joined = {pair for pair, matrix in dense.maps.items() if matrix.count_nonzero()}
+def check_sweep(network, maps):
+    sweep = Sweep(network, network.depth + 1)
+    joined = {pair for pair, matrix in maps.items() if matrix.count_nonzero()}
     assert joined <= set(sweep.pairs)
     start_shapes = {i: network.nodes[network.sites[i].output].shape for i in sweep.starts}
     end_shapes = {j: network.nodes[network.sites[j].source].shape for j in sweep.ends}
     x = {i: randn(len(rows), *start_shapes[i], seed=i) for i, rows in sweep.starts.items()}
     y = {j: randn(len(rows), *end_shapes[j], seed=j) for j, rows in sweep.ends.items()}
     with torch.no_grad():
-        forward, adjoint = sweep.forward(x, centres), sweep.adjoint(y, centres)
+        forward, adjoint = sweep.forward(x), sweep.adjoint(y)
     for pair in sweep.pairs:
         j, i = pair
         start, end = sweep.starts[i].index(pair), sweep.ends[j].index(pair)
-        image = dense.maps[pair] @ x[i][start].flatten()
-        preimage = dense.maps[pair].T @ y[j][end].flatten()
+        image = maps[pair] @ x[i][start].flatten()
+        preimage = maps[pair].T @ y[j][end].flatten()
         torch.testing.assert_close(forward[j][end].flatten(), image, rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(adjoint[i][start].flatten(), preimage, rtol=1e-9, atol=1e-9)
 
@@ -99,7 +106,7 @@ def test_sites_are_the_nonlinearities_in_order(name):
 def test_identity_model():
     network = lipcert.trace(nn.Identity(), (2, 3))
     assert network.depth == 0
-    (columns,) = network.push(0, eye((2, 3)), [0.0])
+    (columns,) = network.push(0, eye((2, 3)))
     assert torch.equal(columns, eye((2, 3)))
     with pytest.raises(lipcert.errors.OptionError, match="expected a vector of logits"):
         _ = network.classes
@@ -111,19 +118,20 @@ def test_sizes_of_sites():
     assert [network.out_size(i) for i in range(4)] == [36, 32, 8, 2]
 
 
-def test_sectors_without_loop_transformation_are_lipschitz_constants():
+def test_without_loop_transformation_sites_have_their_lipschitz_constants():
     network = lipcert.trace(*MODELS["gelu chain"])
-    sectors = network.lipschitz_sectors()
-    assert sectors[0] == (0.0, 1.0)
-    assert all(sector == (0.0, network.sites[1].slope.beta) for sector in sectors[1:])
+    lines = naive_lines(network)
+    assert list(lines.values()) == [(0.0, network.sites[1].slope.beta)] * 2
+    moved = loop_transform(network, lines)
+    assert [j for j, columns in enumerate(moved.push(0, eye((4,))), start=1) if columns is not None] == [1]
 
 
 def test_an_activation_reached_twice_counts_once():
     """x ↦ h + h with h = relu(x): one site, and its output enters twice."""
     network = lipcert.trace(Op(lambda m, x: twice(x.relu())), (2,))
     assert network.depth == 1
-    (rows,) = [r for r in network.pullback(eye((2,)), [0.0, 0.0]) if r is not None]
-    assert torch.equal(rows, 2 * eye((2,)))
+    assert network.pull(2, eye((2,)))[0] is None
+    assert torch.equal(network.pull(2, eye((2,)))[1], 2 * eye((2,)))
 
 
 def twice(h):

@@ -6,15 +6,18 @@ from torch import nn
 
 import lipcert
 from helpers import check_linear, randn
-from lipcert.network.rules import find_rule
-from lipcert.network.rules.registry import _RULES
+from lipcert.errors import OptionError
+from lipcert.network.linear import Function
+from lipcert.network.rules import registry
+from lipcert.network.rules.registry import find_module_rule, find_rule
 from models import Op
 
 
 @pytest.fixture(autouse=True)
 def _own_rules(monkeypatch):
     """Rules registered in a test are gone after it."""
-    monkeypatch.setattr("lipcert.network.rules.registry._RULES", dict(_RULES))
+    monkeypatch.setattr(registry, "RULES", dict(registry.RULES))
+    monkeypatch.setattr(registry, "MODULE_RULES", {view: dict(own) for view, own in registry.MODULE_RULES.items()})
 
 
 class ClippedCube(nn.Module):
@@ -70,13 +73,64 @@ def test_documented_example_of_a_linear_operation_with_adjoint_by_differentiatio
         op.magnitude(randn(1, 5))
 
 
-def test_rule_for_a_function_and_for_a_method():
-    @lipcert.register_rule(torch.cumsum, "cumsum")
+@pytest.mark.parametrize(
+    "key",
+    [torch.cumsum, torch.Tensor.cumsum, torch.ops.aten.cumsum, torch.ops.aten.cumsum.default],
+    ids=["function", "method", "packet", "overload"],
+)
+def test_rule_for_an_operator_covers_its_function_and_its_method(key):
+    @lipcert.register_rule(key)
     def cumulative_sum(call, x, dim):
         return call.linear(terms=x.shape[dim - 1], nonnegative=True)
 
+    assert find_rule("aten::cumsum") is cumulative_sum
     check_linear(Op(lambda m, x: torch.cumsum(x, 1)), (4,))
     check_linear(Op(lambda m, x: x.cumsum(dim=2)), (2, 3))
+    check_linear(Op(lambda m, x: (2 * x).cumsum_(1)), (4,))
+
+
+@torch.library.custom_op("lipcert_tests::tripled", mutates_args=())
+def tripled(x: torch.Tensor) -> torch.Tensor:
+    return 3 * x.clamp(min=0)
+
+
+@tripled.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+def test_rule_for_a_custom_operator():
+    model = nn.Sequential(nn.Linear(3, 4), Op(lambda m, x: tripled(x)), nn.Linear(4, 2))
+    with pytest.raises(lipcert.UnsupportedError, match=r"1\.tripled \(tripled\): register a rule"):
+        lipcert.trace(model, (3,))
+
+    @lipcert.register_rule(tripled)
+    def rule(call, x):
+        return lipcert.Slope(0, 3, ulps=2)
+
+    assert lipcert.trace(model, (3,)).sites[1].slope.interval() == (0.0, 3.0)
+    assert (lipcert.certify(model, torch.rand(4, 3)).radius >= 0).all()
+    lipcert.register_rule(torch.ops.lipcert_tests.tripled)(lambda call, x: lipcert.Slope(0, 4))
+    assert lipcert.trace(model, (3,)).sites[1].slope.interval() == (0.0, 4.0)
+
+
+@pytest.mark.parametrize(
+    "key", ["no_such_operator", 7, lambda x: x, nn.Linear(2, 2)], ids=["text", "number", "lambda", "module"]
+)
+def test_what_is_no_operator_cannot_have_a_rule(key):
+    with pytest.raises(OptionError, match=r"a rule for .*torch\.library\.custom_op"):
+        lipcert.register_rule(key)(lambda call, x: x)
+
+
+def test_a_rule_for_one_view():
+    @lipcert.register_rule(ClippedCube, view="certified")
+    def clipped_cube(call, x):
+        return lipcert.Slope(0.0, 3.0)
+
+    assert find_module_rule(ClippedCube(), "certified") is clipped_cube
+    assert find_module_rule(ClippedCube(), "residual") is None
+    with pytest.raises(OptionError, match="view is 'opaque'"):
+        lipcert.register_rule(ClippedCube, view="opaque")
 
 
 def test_a_chain_of_operations_and_a_call_passed_through():
@@ -101,28 +155,160 @@ def test_a_chain_of_operations_and_a_call_passed_through():
     check_linear(nn.Sequential(Annotated(), Total()), (2, 3))
 
 
+class WrongBackward(torch.autograd.Function):
+    """3x, but the gradient says 2."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return 3 * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * gradient
+
+
+class Scaled(nn.Module):
+    """3x."""
+
+    def forward(self, x):
+        return 3.0 * x
+
+
 WRONG = {
     "nonlinear": (torch.relu, "is not linear"),
     "nonlinear and small": (lambda t: 1e-7 * torch.relu(t), "is not linear"),
     "quadratic": (lambda t: t * t, "is not linear"),
-    "affine": (lambda t: t + 1, "does not map zero to zero"),
-    "mixes rows": (lambda t: t - t.mean(0), "mixes the rows"),
+    "nearly linear": (lambda t: 3 * t + 0.01 * torch.relu(t), "(is not linear|an adjoint that is not its transpose)"),
+    "affine": (lambda t: 3 * t + 1, "does not map zero to zero"),
+    "mixes rows": (lambda t: 3 * (t - t.mean(0)), "mixes the rows"),
+    "shifts rows": (lambda t: 3 * t.roll(1, 0), "mixes the rows"),
     "wrong shape": (lambda t: t[:, :1], r"maps a batch of 3 to the shape \(3, 1\), expected \(3, 4\)"),
+    "off by a percent": (lambda t: 3.03 * t, "is not what the call computes: an entry of its result is"),
+    "off in one entry": (lambda t: 3 * t * torch.tensor([1, 1, 1, 1.01]).to(t), "is not what the call computes"),
+    "of the other sign": (lambda t: -3 * t, "is not what the call computes"),
+    "false adjoint": (WrongBackward.apply, "has an adjoint that is not its transpose: ⟨Ax, v⟩ = "),
+    "no adjoint": (lambda t: 3 * t.detach(), "cannot be differentiated, so it has no adjoint"),
 }
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_rule_is_refused(name):
+def test_false_linear_rule_is_refused(name, dtype):
     function, problem = WRONG[name]
 
-    @lipcert.register_rule(ClippedCube)
+    @lipcert.register_rule(Scaled)
     def wrong(call, x):
         return call.linear(function)
 
-    with pytest.raises(
-        lipcert.UnsupportedError, match=r"0 \(ClippedCube\): its rule gives a linear operation that.*" + problem
-    ):
-        lipcert.trace(nn.Sequential(ClippedCube()), (4,))
+    with pytest.raises(lipcert.UnsupportedError, match=r"1 \(Scaled\): .*" + problem):
+        lipcert.trace(nn.Sequential(nn.Linear(3, 4), Scaled()).to(dtype), (3,))
+
+
+def test_a_linear_rule_is_exact_in_float64():
+    lipcert.register_rule(Scaled)(lambda call, x: call.linear(lambda t: 3 * (1 + 1e-9) * t))
+    with pytest.raises(lipcert.UnsupportedError, match="is not what the call computes"):
+        lipcert.trace(nn.Sequential(nn.Linear(3, 4), Scaled()).double(), (3,))
+
+
+def test_a_false_link_of_a_chain_is_refused():
+    @lipcert.register_rule(Scaled)
+    def wrong(call, x):
+        half = Function(lambda t: t / 2, (4,), (4,))
+        return [half, Function(WrongBackward.apply, (4,), (4,)), Function(lambda t: 2 * t, (4,), (4,))]
+
+    with pytest.raises(lipcert.UnsupportedError, match="has an adjoint that is not its transpose"):
+        lipcert.trace(nn.Sequential(Scaled()), (4,))
+
+
+class Shifted(nn.Module):
+    """relu of the neighbour: not elementwise."""
+
+    def forward(self, x):
+        return torch.relu(x.roll(1, -1))
+
+
+class Far(nn.Module):
+    """The identity, and twice as steep beyond 50."""
+
+    def forward(self, x):
+        return x + torch.relu(x - 50)
+
+
+class Steep(nn.Module):
+    """The identity, and five times as steep within 1e-2 of zero."""
+
+    def forward(self, x):
+        return x + 4 * x.clamp(-1e-2, 1e-2)
+
+
+class Jump(nn.Module):
+    def forward(self, x):
+        return x + 0.1 * x.sign()
+
+
+class Sum(nn.Module):
+    """(x_1 + … + x_n)·(1, …, 1): n-Lipschitz."""
+
+    def forward(self, x):
+        return x.sum(-1, keepdim=True).expand(x.shape)
+
+
+FALSE_SLOPES = {
+    "too small": (
+        Op(lambda m, x: 3 * x.relu()),
+        (0, 1),
+        True,
+        r"slopes in \[0, 1\], but between two inputs the slope is \d",
+    ),
+    "a percent too small": (Op(lambda m, x: 1.01 * x.relu()), (0, 1), True, "the slope is 1.01"),
+    "too large from below": (nn.LeakyReLU(0.1), (0.2, 1), True, "the slope is 0.1"),
+    "of the other sign": (Op(lambda m, x: -x), (0, 1), True, "the slope is -1"),
+    "steep far away": (Far(), (0, 1), True, r"the slope is \d"),
+    "steep near zero": (Steep(), (0, 1), True, r"the slope is \d"),
+    "jump": (Jump(), (0, 1), True, r"the slope is \d"),
+    "quadratic": (Op(lambda m, x: x * x), (-10, 10), True, r"the slope is -?\d"),
+    "not elementwise": (Shifted(), (-1e9, 1e9), True, "entries of its result depend on others"),
+    "of a neighbour": (Op(lambda m, x: x.roll(1, -1)), (-1e9, 1e9), True, "depend on others"),
+    "not elementwise, too small": (Sum(), (-2, 2), False, "a slope of at most 2, but between two inputs"),
+    "not around the centre": (Op(lambda m, x: -x), (0, 1), False, "a slope of at most 1"),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", FALSE_SLOPES)
+def test_false_slopes_are_refused(name, dtype):
+    module, (alpha, beta), elementwise, problem = FALSE_SLOPES[name]
+    lipcert.register_rule(type(module))(lambda call, x: lipcert.Slope(alpha, beta, elementwise))
+    with pytest.raises(lipcert.UnsupportedError, match=r"1 \(\w+\): its rule .*" + problem):
+        lipcert.trace(nn.Sequential(nn.Linear(4, 6), module).to(dtype), (4,))
+
+
+def test_a_rule_for_an_operator_is_tried_out_too():
+    lipcert.register_rule(torch.tanh)(lambda call, x: lipcert.Slope(0.0, 0.9))
+    with pytest.raises(lipcert.UnsupportedError, match=r"1 \(Tanh\): its rule states slopes in \[0, 0.9\]"):
+        lipcert.trace(nn.Sequential(nn.Linear(4, 6), nn.Tanh()), (4,))
+
+
+def test_a_rule_that_passes_on_what_it_changes_is_refused():
+    lipcert.register_rule(Scaled)(lambda call, x: x)
+    with pytest.raises(lipcert.UnsupportedError, match=r"0 \(Scaled\): its rule passes on its input"):
+        lipcert.trace(nn.Sequential(Scaled(), nn.Linear(4, 2)), (4,))
+
+
+def test_modules_that_mix_rows_cannot_have_a_rule():
+    class Centred(nn.Module):
+        def forward(self, x):
+            return x - x.mean(0)
+
+    @lipcert.register_rule(Centred)
+    def linear(call, x):
+        return call.linear()
+
+    with pytest.raises(lipcert.UnsupportedError, match="mixes the rows of a batch"):
+        lipcert.trace(nn.Sequential(Centred(), nn.Linear(4, 2)), (4,))
+    lipcert.register_rule(Centred)(lambda call, x: lipcert.Slope(-2.0, 2.0, elementwise=False))
+    with pytest.raises(lipcert.UnsupportedError):
+        lipcert.trace(nn.Sequential(Centred(), nn.Linear(4, 2)), (4,))
 
 
 def test_rule_with_a_signature_that_does_not_fit_is_reported_with_the_node():
@@ -142,8 +328,22 @@ def test_rules_hold_for_subclasses_that_keep_forward():
         def forward(self, x):
             return 3 * super().forward(x)
 
-    assert find_rule(Named()) is find_rule(nn.ReLU())
-    assert find_rule(Changed()) is None
-    network = lipcert.trace(nn.Sequential(Changed(), nn.Linear(2, 2)), (2,))
-    assert network.depth == 1
-    assert network.push(1, torch.eye(2), [0.0, 0.0])[1].shape == (2, 2)
+    @lipcert.register_rule(nn.ReLU)
+    def relu(call, x):
+        return lipcert.Slope(0.0, 1.0)
+
+    patched = nn.ReLU()
+    patched.forward = lambda x: 3 * torch.relu(x)
+    assert find_module_rule(Named(), "residual") is relu
+    assert find_module_rule(Changed(), "residual") is None
+    assert find_module_rule(patched, "residual") is None
+    for module in (Changed(), patched):
+        network = lipcert.trace(nn.Sequential(module, nn.Linear(2, 2)), (2,))
+        assert network.depth == 1
+        torch.testing.assert_close(network.push(1, torch.eye(2))[1].T, 3 * module_weight(network))
+
+
+def module_weight(network):
+    """The weight of the only dense layer."""
+    (weight,) = [e.op.weight() for node in network.nodes for e in node.edges if hasattr(e.op, "weight")]
+    return weight

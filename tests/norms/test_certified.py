@@ -6,24 +6,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-import lipcert
 from drawn import networks
-from helpers import dense_maps, examples
+from helpers import dense_maps, examples, transformed
 from lipcert.errors import NonFiniteError, OptionError
 from lipcert.norms.certified import NormOptions, bound_norms
 from models import dense_chain, gaussian
 
 
 def norms_of(model, shape, options=None, **more):
-    network = lipcert.trace(model, shape)
-    with torch.no_grad():
-        centres = [float(c) for c, _ in network.sectors()]
-    return bound_norms(network, centres, network.depth + 1, options, **more)
+    network = transformed(model, shape)
+    return bound_norms(network, network.depth + 1, options, **more)
 
 
 def check(model, shape, options, inflation):
     norms = norms_of(model, shape, options)
-    dense = dense_maps(model, shape).maps
+    dense = dense_maps(model, shape).transformed
     for pair, matrix in dense.items():
         exact = torch.linalg.matrix_norm(matrix, 2).item()
         if pair not in norms.bounds:  # no linear path

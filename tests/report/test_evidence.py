@@ -136,7 +136,7 @@ def test_a_run_that_is_stopped_while_it_attacks_is_finished_later(finished, run,
     assert not (run / "summary.json").exists()
     assert not (run / "attacks.csv").exists()
     with monkeypatch.context() as patch:
-        patch.setattr(evidence, "make_bound", None)  # constants.json is kept
+        patch.setattr(evidence, "bound_network", None)  # constants.json is kept
         resume(run)
     assert (run / "attacks.csv").read_text() == expected
     assert not list(run.glob(".*.tmp"))

@@ -169,10 +169,20 @@ def test_a_folder_without_its_certificates_is_refused(run, file, text, message, 
         (run / file).unlink()
     else:
         (run / file).write_text(text)
+        (run / "certificates.origin.json").unlink()  # without it, the rows alone are judged
     with pytest.raises(DataError, match=message):
         write_report([run])
     assert not (run / "report.html").exists()
     assert not (run / "figures").exists()
+
+
+def test_edited_certificates_are_refused(run, undrawn):
+    header, first, *others = (run / "certificates.csv").read_text().splitlines(keepends=True)
+    (run / "certificates.csv").write_text(header + first.rsplit(",", 1)[0] + ",9.0\n" + "".join(others))
+    with pytest.raises(
+        DataError, match=r"certificates\.csv cannot be read .*was edited or is damaged: .* certify the mod"
+    ):
+        write_report([run])
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path):

@@ -10,7 +10,7 @@ from torch import nn
 from lipcert import zoo
 from lipcert.errors import ConfigError
 from lipcert.training import TrainConfig, presets
-from lipcert.training.objective import build_estimators, build_model
+from lipcert.training.objective import Prepared, build_estimators, build_model
 
 PAPER = {
     # preset: (t, r0, λ), (lr_0, lr_f, lr_decay), batch size, epochs, power iterations, warm-up, (d, t), ε, target
@@ -51,8 +51,7 @@ def test_every_preset_builds_its_model_and_estimators_and_survives_a_file(name, 
     assert config.name == name
     architecture = zoo.ZOO[config.model]
     dataset = SimpleNamespace(input_shape=architecture.input_shape, classes=architecture.classes)
-    model = build_model(config, architecture.input_shape, architecture.classes)
-    assert set(build_estimators(config, model, dataset)) == {"estimator", "naive", "liplt"}
+    assert set(build_estimators(config, Prepared.of(config, dataset))) == {"estimator", "naive", "liplt"}
     (tmp_path / "config.toml").write_text(config.to_toml(), encoding="utf-8")
     assert TrainConfig.from_toml(tmp_path / "config.toml") == config
 

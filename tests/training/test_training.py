@@ -15,7 +15,7 @@ from lipcert.losses import Loss
 from lipcert.training import loop, resume, run
 from lipcert.training.checkpoint import read_checkpoint
 from lipcert.training.loop import Training
-from lipcert.training.objective import objective
+from lipcert.training.objective import Prepared, objective
 from lipcert.training.optimizers import build_optimizers
 
 
@@ -96,7 +96,8 @@ def test_clipping_limits_the_gradient(tmp_path):
 def test_mixed_precision_is_for_the_forward_pass_only(tmp_path):
     config = tiny("precision=bf16-mixed", "warmup_epochs=0")
     with run._fabric(config) as fabric:
-        training = Training(fabric, config, "digest", data.load("digits"), tmp_path)
+        dataset = data.load("digits")
+        training = Training(fabric, config, "digest", dataset, tmp_path, Prepared.of(config, dataset))
         outputs, constants = [], []
         training.model[1].register_forward_hook(lambda module, inputs, output: outputs.append(output.dtype))
         with pytest.MonkeyPatch.context() as patch:

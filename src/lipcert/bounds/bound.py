@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-import copy
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from lipcert.bounds.fingerprint import fingerprint
-from lipcert.bounds.targets import pairwise_matrix
-from lipcert.errors import BoundError, LipcertError, OptionError
+from lipcert.bounds.targets import TARGETS, find_target
+from lipcert.errors import BoundError, OptionError
 from lipcert.figures import TextTable, contributions, data_frame, heat_map
-from lipcert.files import replace_file
+from lipcert.files import replace_file, tensors_digest
+from lipcert.network.build import trace
 from lipcert.network.normal_form import Network
-from lipcert.network.trace import trace
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
     from rich.table import Table
 
-_FORMAT = 2
+_FORMAT = 3
 _NUMBERS = ("tails", "between", "shares")
 _SCALES = "scales of "
 
@@ -69,9 +69,25 @@ class Bound:
     shares: Tensor = field(repr=False)
     scales: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
 
+    def __post_init__(self) -> None:
+        _check_shapes(self)
+        for name in _NUMBERS:
+            _check_numbers(name, getattr(self, name))
+        for name, diagonal in self.scales.items():
+            _check_numbers(_SCALES + name, diagonal, positive=True)
+        _ = self._numbers_digest  # of the numbers as they are now
+
+    @cached_property
+    def _numbers_digest(self) -> str:
+        return self._digest()
+
+    def _digest(self) -> str:
+        return tensors_digest({name: getattr(self, name) for name in _NUMBERS})
+
     @property
     def value(self) -> Tensor:
-        return self.tails[0]
+        """The constants; a copy."""
+        return self.tails[0].clone()
 
     @property
     def method(self) -> str:
@@ -111,32 +127,45 @@ class Bound:
         """(K, K) bounds on the constants of the logit differences, whatever the target."""
         return pairwise_upper(self.value, self.target, classes)
 
-    def belongs_to(self, model: nn.Module, network: Network | None = None) -> bool:
-        """Whether the weights and the structure of the model are those the bound was made for."""
-        network = network or trace(model, self.facts.input_shape)
-        return fingerprint(model, network) == self.facts.fingerprint
+    def belongs_to(self, model: nn.Module | Network) -> bool:
+        """Whether the program and the weights of the model are those the bound was made for."""
+        network = model if isinstance(model, Network) else trace(model, self.facts.input_shape)
+        return fingerprint(network) == self.facts.fingerprint
 
-    def check_belongs(self, model: nn.Module, network: Network | None = None) -> None:
+    def check_belongs(self, model: nn.Module | Network) -> None:
         """Refuse any other model."""
-        if self.belongs_to(model, network):
-            return
-        reason = "the model has changed since"
-        for dtype in (torch.float32, torch.float64):
-            with suppress(LipcertError):  # a model may contain tensors that are not converted with it
-                if self.belongs_to(copy.deepcopy(model).to(dtype)):
-                    reason = f"the model was in {dtype} then, and a change of dtype counts"
-        raise BoundError(f"the bound was made for other weights: {reason}; compute it again with lipcert.bound")
+        network = model if isinstance(model, Network) else trace(model, self.facts.input_shape)
+        if not self.belongs_to(network):
+            raise BoundError(
+                "the bound was made for other weights or another program: the model has changed since, or was in "
+                "another dtype or mode; compute it again with lipcert.bound"
+            )
+        if self._digest() != self._numbers_digest:
+            raise BoundError(
+                "the numbers of the bound were changed since it was made; compute it again with lipcert.bound"
+            )
+        self._check_size(network)
+
+    def _check_size(self, network: Network) -> None:
+        """Refuse numbers for another number of sites or classes than the network has."""
+        classes = [network.classes] * self.value.dim() if self.target != "network" else []
+        expected = (network.depth + 1, *classes)
+        if tuple(self.tails.shape) != expected:
+            raise BoundError(
+                f"the tails of the bound have the shape {tuple(self.tails.shape)}, the model needs {expected}; "
+                "compute it again with lipcert.bound"
+            )
 
     def save(self, path: str | Path) -> None:
-        """Write `path`.json (facts) and `path`.safetensors (numbers)."""
-        base = _base(path)
+        """Write `path`.json (facts and the checksum of everything) and `path`.safetensors (numbers)."""
+        facts_file, numbers_file = _files(path)
         tensors = {name: getattr(self, name).contiguous().cpu() for name in _NUMBERS}
-        tensors |= {_SCALES + name: diagonal.contiguous() for name, diagonal in self.scales.items()}
-        mark = {"fingerprint": self.facts.fingerprint}
-        with replace_file(base.with_name(base.name + ".safetensors")) as temporary:
-            save_file(tensors, temporary, metadata=mark)
+        tensors |= {_SCALES + name: diagonal.contiguous().cpu() for name, diagonal in self.scales.items()}
         facts = {"format": _FORMAT, **asdict(self.facts), "contributions": self.contributions}
-        with replace_file(base.with_name(base.name + ".json")) as temporary:
+        facts["checksum"] = _checksum(facts, tensors)
+        with replace_file(numbers_file) as temporary:
+            save_file(tensors, temporary)
+        with replace_file(facts_file) as temporary:
             temporary.write_text(json.dumps(facts, indent=2) + "\n")
 
     @classmethod
@@ -149,26 +178,23 @@ class Bound:
 
     @classmethod
     def load(cls, path: str | Path) -> Bound:
-        """Read what `save` wrote."""
+        """Read what `save` wrote. The checksum finds edits and damage, but stops nobody who computes it anew."""
         base = _base(path)
-        facts_file, numbers_file = base.with_name(base.name + ".json"), base.with_name(base.name + ".safetensors")
+        stored, tensors = _read(path)
+        if stored.get("format") != _FORMAT:
+            raise BoundError(
+                f"the bound {base} was written by an earlier version of lipcert (format {stored.get('format')}, "
+                f"expected {_FORMAT}); compute it again with lipcert.bound"
+            )
+        if stored.pop("checksum", None) != _checksum(stored, tensors):
+            raise BoundError(f"the bound {base} was edited or is damaged; compute it again with lipcert.bound")
         try:
-            stored: dict[str, Any] = json.loads(facts_file.read_text())
-            with safe_open(numbers_file, framework="pt") as file:
-                mark = (file.metadata() or {}).get("fingerprint")
-                tensors = {name: file.get_tensor(name) for name in _NUMBERS}
-                names = [name for name in file.keys() if name.startswith(_SCALES)]  # noqa: SIM118
-                scales = {name.removeprefix(_SCALES): file.get_tensor(name) for name in names}
+            numbers = {name: tensors.pop(name) for name in _NUMBERS}
             known = {fact.name: stored[fact.name] for fact in fields(Facts)}
             facts = Facts(**{**known, "input_shape": tuple(known["input_shape"]), "sites": tuple(known["sites"])})
-        except FileNotFoundError as error:
-            missing = numbers_file if facts_file.exists() else facts_file
-            raise BoundError(f"{missing} does not exist; a bound is a .json and a .safetensors file") from error
-        except (ValueError, TypeError, KeyError, SafetensorError) as error:  # ValueError: neither JSON nor text
+        except (TypeError, KeyError) as error:
             raise BoundError(f"the bound {base} is damaged ({error}); compute it again with lipcert.bound") from error
-        if stored.get("format") != _FORMAT or mark != facts.fingerprint:
-            raise BoundError(f"{facts_file} and {numbers_file.name} do not belong together; compute the bound again")
-        return cls(facts=facts, scales=scales, **tensors)
+        return cls(facts=facts, scales={name.removeprefix(_SCALES): t for name, t in tensors.items()}, **numbers)
 
     def __repr__(self) -> str:
         shape = f" (mean of {tuple(self.value.shape)})" if self.value.dim() else ""
@@ -217,24 +243,69 @@ class Bound:
     @property
     def mean(self) -> float:
         """The value, averaged over classes or over pairs of different classes."""
-        if self.value.dim() == 2:
-            k = self.value.shape[0]
-            return float(self.value.sum()) / max(k * (k - 1), 1)
-        return float(self.value.mean())
+        return float(find_target(self.target).mean(self.value))
 
 
 def pairwise_upper(value: Tensor, target: str, classes: int) -> Tensor:
-    """`pairwise_matrix`, rounded up."""
-    return pairwise_matrix(value, target, classes) * (1 + 2.0**-50)
+    """The constants of the logit differences that follow from those of a target, rounded up."""
+    return find_target(target).pairwise(value, classes) * (1 + 2.0**-50)
 
 
-def site_names(network: Network) -> Sequence[str]:
-    """Distinct names of the sites 0..n."""
-    names: list[str] = []
-    for site in network.sites[:-1]:
-        count = sum(name == site.name or name.startswith(f"{site.name}#") for name in names)
-        names.append(site.name if count == 0 else f"{site.name}#{count + 1}")
-    return names
+def _check_shapes(bound: Bound) -> None:
+    """Refuse tensors whose shapes do not fit each other, the sites and the target."""
+    sites, target = len(bound.facts.sites), bound.target
+    if target not in TARGETS:
+        raise BoundError(f"the target of the bound is {target!r}, expected one of {', '.join(TARGETS)}")
+    classes = bound.tails.shape[1:2] * len(find_target(target).shape(1))
+    expected = {"tails": (sites, *classes), "between": (sites, sites), "shares": (sites,)}
+    for name, shape in expected.items():
+        if tuple(getattr(bound, name).shape) != shape:
+            raise BoundError(
+                f"the {name} of the bound have the shape {tuple(getattr(bound, name).shape)}, which does not fit "
+                f"{sites} sites and the target {target}; compute it again with lipcert.bound"
+            )
+
+
+def _check_numbers(name: str, numbers: Tensor, positive: bool = False) -> None:
+    """Refuse anything but finite float64 numbers that are not negative."""
+    if numbers.dtype != torch.float64:
+        problem = f"are {numbers.dtype}, expected torch.float64"
+    elif not bool(torch.isfinite(numbers).all()):
+        problem = "contain NaN or infinity: the weights are too large, or a file was edited"
+    elif bool((numbers < 0).any()) or (positive and bool((numbers == 0).any())):
+        problem = "contain numbers that are not positive" if positive else "contain negative numbers"
+    else:
+        return
+    raise BoundError(f"the {name} of the bound {problem}; compute it again with lipcert.bound")
+
+
+def _checksum(facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of all facts and tensors, with their names, types and shapes."""
+    content = json.dumps(facts, sort_keys=True) + tensors_digest(tensors)
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def _read(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The contents of both files of a bound, not yet checked."""
+    facts_file, numbers_file = _files(path)
+    try:
+        stored = json.loads(facts_file.read_text())
+        if not isinstance(stored, dict):
+            raise ValueError("expected a JSON object")
+        return stored, load_file(numbers_file)
+    except FileNotFoundError as error:
+        missing = numbers_file if facts_file.exists() else facts_file
+        raise BoundError(f"{missing} does not exist; a bound is a .json and a .safetensors file") from error
+    except (ValueError, RecursionError, SafetensorError, OSError) as error:  # ValueError: neither JSON nor text
+        raise BoundError(
+            f"the bound {_base(path)} is damaged ({error}); compute it again with lipcert.bound"
+        ) from error
+
+
+def _files(path: str | Path) -> tuple[Path, Path]:
+    """Where the facts and where the numbers of a bound are kept."""
+    base = _base(path)
+    return base.with_name(base.name + ".json"), base.with_name(base.name + ".safetensors")
 
 
 def _base(path: str | Path) -> Path:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lipcert.bounds.liplt import prefix_constants
+from lipcert.bounds.recursion import norm_matrix, prefix_constants
 from lipcert.bounds.scales import Scales
-from lipcert.bounds.targets import TARGETS, pairwise_matrix, weighted_norms
+from lipcert.bounds.targets import find_target
 from lipcert.errors import NonFiniteError, OptionError, check_choice
+from lipcert.network.build import trace
 from lipcert.network.normal_form import Network
-from lipcert.network.slopes import check_norm
+from lipcert.network.program import constants_computed_once
+from lipcert.network.rewrites import liplt_lines, loop_transform, naive_lines
 from lipcert.network.sweep import Sweep
-from lipcert.network.trace import trace
-from lipcert.norms.dense import dense_norms
 from lipcert.norms.estimate import Rotation, Vectors, estimate_norms, random_vectors
 
 METHODS = ("naive", "liplt", "rescaled")
@@ -51,15 +51,17 @@ class Estimator(nn.Module):
             `scales`, whose logarithms are parameters of the estimator: train them along, or call `fit_scales`).
         target: "network", "per-class", "last-layer" (LipLT up to the last layer, then its norm) or "pairwise".
         power_iterations: per call; maps across more than four nonlinearities take part in some only (see `Rotation`).
-        norm: 2, or 1 or inf for networks small enough to form dense matrices.
         seed: of the first vectors.
         accelerated: locally optimal conjugate gradients instead of power iteration; fewer iterations are needed, but
             each costs up to half as much again.
         per_neuron: "rescaled" scales every entry of a convolutional site on its own, not only every channel.
-    """
+        network: the trace of this model in eval mode, if it is there already.
 
-    coordinates: type[Scales] = Scales
-    """What "rescaled" fits."""
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> lipcert.Estimator(model, (4,))().shape
+        torch.Size([3, 3])
+    """
 
     def __init__(
         self,
@@ -69,41 +71,55 @@ class Estimator(nn.Module):
         target: str = "pairwise",
         power_iterations: int = 5,
         *,
-        norm: float = 2.0,
         seed: int = 0,
         accelerated: bool = False,
         per_neuron: bool = False,
+        network: Network | None = None,
     ) -> None:
         super().__init__()
+        self._check(method, target, power_iterations)
+        self._model: tuple[nn.Module, ...] = (model,)  # a tuple, so that its parameters do not become the estimator's
+        self._parts = tuple(model.modules())
+        self._fixed = {"input_shape": input_shape, "seed": seed, "per_neuron": per_neuron}
+        traced = network or trace(model, input_shape, training=True)
+        self._build(traced, seed, accelerated, per_neuron)
+
+    @classmethod
+    def of_network(cls, network: Network, method: str, target: str, *, per_neuron: bool = False) -> Estimator:
+        """An estimator of a captured network."""
+        estimator = cls.__new__(cls)
+        nn.Module.__init__(estimator)
+        estimator._check(method, target, 5)
+        estimator._model, estimator._parts = (), ()
+        estimator._build(network, 0, False, per_neuron)
+        return estimator
+
+    def _check(self, method: str, target: str, power_iterations: int) -> None:
         check_choice("method", method, METHODS)
-        check_choice("target", target, TARGETS)
-        check_norm(norm)
+        find_target(target)
         if power_iterations < 0:
             raise OptionError(f"power_iterations is {power_iterations}, expected 0 or more")
-        self.method, self.target, self.power_iterations, self.norm = method, target, power_iterations, float(norm)
+        self.method, self.target, self.power_iterations = method, target, power_iterations
+
+    def _build(self, network: Network, seed: int, accelerated: bool, per_neuron: bool) -> None:
+        """The network with 1-Lipschitz nonlinearities, and the vectors that travel through it."""
         self.accelerated = accelerated
-        self._model = (model,)  # in a tuple, so that the model's parameters do not become the estimator's
-        self._parts = tuple(model.modules())
-        self._fixed = {"input_shape": input_shape, "norm": norm, "seed": seed, "per_neuron": per_neuron}
-        self.network: Network = trace(model, input_shape, training=True)
-        if target != "network":
-            _ = self.network.classes
-        if method == "rescaled" and self.norm != 2.0:
-            raise OptionError(f"method is 'rescaled' with norm {norm}, expected norm 2; use method='liplt'")
-        self.scales = self.coordinates(self.network, per_neuron) if method == "rescaled" else None
-        if self.scales is not None:
-            self.network = self.scales.rescaled()
-        sites = self.network.sites[:-1]
-        self._passing = [
-            method != "naive" and site.slope is not None and site.slope.shifts(self.norm) for site in sites
-        ]
-        self._sweep = Sweep(self.network, self._passing, len(sites) if target == "network" else len(sites) - 1)
-        if self.norm == 2.0:
-            self._rotation = Rotation(self._sweep, self._passing)
-            for i, x in random_vectors(self._sweep, seed).items():
-                self.register_buffer(f"vectors_{i}", x)
-            if self._rotation.period > 1:
-                self.register_buffer("turn", torch.zeros((), dtype=torch.long))
+        target = find_target(self.target)
+        target.check(network)
+        lines = naive_lines(network) if self.method == "naive" else liplt_lines(network)
+        transformed = loop_transform(network, lines)
+        self.scales = Scales(transformed, per_neuron) if self.method == "rescaled" else None
+        self.network = self.scales.rescaled() if self.scales is not None else transformed
+        self._last_network = self.network
+        if not target.transforms_last:
+            plain = loop_transform(network, naive_lines(network))
+            self._last_network = self.scales.rescaled(plain) if self.scales is not None else plain
+        self._sweep = Sweep(self.network, network.depth + target.whole_output)
+        self._rotation = Rotation(self._sweep)
+        for i, x in random_vectors(self._sweep, seed).items():
+            self.register_buffer(f"vectors_{i}", x)
+        if self._rotation.period > 1:
+            self.register_buffer("turn", torch.zeros((), dtype=torch.long))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy belongs to a copy of the model: to the same one if both are copied or pickled together."""
@@ -119,7 +135,7 @@ class Estimator(nn.Module):
 
     def pairwise(self) -> Tensor:
         """(K, K) constants of the logit differences, whatever the target."""
-        return pairwise_matrix(self.forward(), self.target, self.network.classes, self.norm)
+        return find_target(self.target).pairwise(self.forward(), self.network.classes)
 
     def estimate(self) -> Estimate:
         """The value together with the constants of all principal sub-networks and the share of every site."""
@@ -128,43 +144,36 @@ class Estimator(nn.Module):
             raise OptionError(
                 f"estimates need float32 or float64, the model is in {self.network.dtype}; convert a copy"
             )
-        with torch.autocast(self.network.device.type, enabled=False):
+        with torch.autocast(self.network.device.type, enabled=False), constants_computed_once():
             estimate = self._estimate()
         if not bool(torch.isfinite(estimate.value).all()):
-            raise NonFiniteError(f"the Lipschitz estimate is not finite: {_culprit(self._model[0])}")
+            raise NonFiniteError(f"the Lipschitz estimate is not finite: {self._culprit()}")
         return estimate
 
     def _estimate(self) -> Estimate:
-        sectors = (
-            self.network.lipschitz_sectors(self.norm) if self.method == "naive" else self.network.sectors(self.norm)
-        )
-        centres, radii = [c for c, _ in sectors], self._tensor([s for _, s in sectors])
-        norms = self._norms(centres)
-        prefix = prefix_constants(self._sweep.pairs, norms, radii)
-        if self.target == "network":
-            last = len(sectors)
-            weights = torch.zeros_like(radii)
-            for k, (j, i) in enumerate(self._sweep.pairs):
-                if j == last:
-                    weights = weights.index_put((torch.tensor(i),), norms[k])
-            return Estimate(prefix[-1], prefix[1:-1], weights * radii * prefix[:-1])
-        if self.target == "last-layer":
-            sectors = self.network.lipschitz_sectors(self.norm)
-            centres, radii = [c for c, _ in sectors], self._tensor([s for _, s in sectors])
-        seed = torch.eye(self.network.classes, dtype=norms.dtype, device=norms.device)
-        rows = self.network.pullback(seed, centres)
-        value, contributions = weighted_norms(rows, radii * prefix, self.target, self.norm)
-        return Estimate(value, prefix[1:], contributions)
+        target, depth = find_target(self.target), self.network.depth
+        norms = norm_matrix(self._sweep.pairs, self._norms(), depth + 2)
+        prefix = prefix_constants(norms[: depth + 1, : depth + 1])
+        if target.whole_output:
+            terms = norms[depth + 1, : depth + 1] * prefix
+            return Estimate(terms.sum(), prefix[1:], terms)
+        classes = self.network.classes
+        seed = torch.eye(classes, dtype=norms.dtype, device=norms.device)
+        shares = []
+        for rows, constant in zip(self._last_network.pull(depth + 1, seed), prefix, strict=True):
+            share = norms.new_zeros(target.shape(classes)) if rows is None else target.row_norms(rows) * constant
+            shares.append(share)
+        contributions = torch.stack([target.mean(share) for share in shares])
+        return Estimate(torch.stack(shares).sum(0), prefix[1:], contributions)
 
-    def _norms(self, centres: list[float | Tensor]) -> Tensor:
+    def _norms(self) -> Tensor:
+        """‖B_ji‖ of all pairs of the sweep, after some iterations."""
         if not self._sweep.pairs:
             return torch.zeros(0, dtype=self.network.dtype, device=self.network.device)
-        if self.norm != 2.0:
-            return dense_norms(self.network, self._sweep.pairs, centres, self.norm)
         vectors: Vectors = {i: self.get_buffer(f"vectors_{i}") for i in self._sweep.starts}
         turn = int(self.get_buffer("turn")) if self._rotation.period > 1 else 0
-        vectors = self._rotation.iterate(vectors, centres, self.power_iterations, turn, self.accelerated)
-        norms = estimate_norms(self._sweep, vectors, centres)
+        vectors = self._rotation.iterate(vectors, self.power_iterations, turn, self.accelerated)
+        norms = estimate_norms(self._sweep, vectors)
         if self.power_iterations > 0 and bool(torch.isfinite(norms).all()):
             for i, x in vectors.items():
                 self.get_buffer(f"vectors_{i}").copy_(x)
@@ -172,19 +181,24 @@ class Estimator(nn.Module):
                 self.get_buffer("turn").fill_((turn + self.power_iterations) % self._rotation.period)
         return norms
 
-    def _tensor(self, values: list[float | Tensor]) -> Tensor:
-        dtype, device = self.network.dtype, self.network.device
-        return torch.stack([torch.as_tensor(value, dtype=dtype, device=device) for value in values])
-
     def _follow_model(self) -> None:
         """Move to the model's device and dtype if it has been moved since; refuse it if it has other layers now."""
+        if not self._model:
+            return
         if tuple(self._model[0].modules()) != self._parts:
             raise OptionError("layers of the model were replaced since the estimator was made; make a new one")
         like = next((p for p in self._model[0].parameters() if p.is_floating_point()), None)
         if like is not None and (like.dtype, like.device) != (self.network.dtype, self.network.device):
-            object.__setattr__(self.network, "dtype", like.dtype)
-            object.__setattr__(self.network, "device", like.device)
+            self.network = replace(self.network, dtype=like.dtype, device=like.device)
             self.to(like.device, like.dtype)
+
+    def _culprit(self) -> str:
+        """What makes the estimate infinite, and what to do."""
+        tensors = [(name, tensor) for model in self._model for name, tensor in _tensors(model)]
+        for name, tensor in tensors:
+            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                return f"{name} contains NaN or infinity; restore the last good weights"
+        return "the weights are finite but their product overflows; scale them down"
 
     def extra_repr(self) -> str:
         return f"method={self.method!r}, target={self.target!r}, power_iterations={self.power_iterations}"
@@ -194,8 +208,5 @@ def _rebuilt(kind: type[Estimator], model: nn.Module, options: Mapping[str, Any]
     return kind(model, **options)
 
 
-def _culprit(model: nn.Module) -> str:
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            return f"{name} contains NaN or infinity; restore the last good weights"
-    return "the weights are finite but their product overflows; scale them down"
+def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*model.named_parameters(), *model.named_buffers()]

@@ -1,81 +1,191 @@
 """Several ways to write one network, each with guaranteed norms, and the recursion that takes the best of all.
 
-Any valid prefix constant m_i may enter the recursion of any form. So a form computes m_j = Σ_i ‖B_ji‖ s_i m_i from the
-smallest constants known, hands them on, and the forms take turns until nothing improves.
+Any valid constant m_i may enter the recursion of any form. So a form computes its constants from the smallest ones
+known, hands them on, and the forms take turns until nothing improves.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from math import inf
+from functools import cached_property, partial
+from math import inf, sqrt
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from lipcert.bounds.bound import site_names
-from lipcert.bounds.estimator import Estimator
-from lipcert.bounds.scales import FitOptions, fit_scales
-from lipcert.network.coordinates import rescale
+from lipcert.bounds.recursion import bound_between, bound_prefix, norm_matrix
+from lipcert.bounds.targets import Target
 from lipcert.network.normal_form import Network
-from lipcert.network.rules import find_rule
+from lipcert.network.program import Live
+from lipcert.network.rewrites import liplt_lines, loop_transform, naive_lines, rescale
 from lipcert.norms.certified import CertifiedNorms, NormOptions, Progress, bound_norms
-from lipcert.norms.rounding import gamma
+from lipcert.norms.estimate import flat_rows, row_norms
+from lipcert.norms.product_errors import ProductErrors
+from lipcert.rounding import gamma, up_product
 
 _ROUNDS = 8
+_SMALLEST_RADIUS = 2.0**-60
 
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """A network whose sites 0..n have the centres c_i and radii s_i, with bounds on the norms of its maps.
+    """A float64 network with 1-Lipschitz nonlinearities, and bounds on the norms of its maps.
 
-    `largest` and `smallest` bound the entries of the diagonal D_i of each site, if the form is in other coordinates:
-    its constants are those of D_i⁻¹z_i.
+    method: what the form is called. base: the network before it was transformed.
+    radii: S_0..S_n of the transformation, at least; 1 for the input.
+    diagonals: D_i of sites in other coordinates, in which the constants of the form are those of D_i⁻¹z_i.
     """
 
     method: str
     network: Network
-    centres: Sequence[float]
-    radii: Sequence[float]
+    base: Network
     norms: CertifiedNorms
-    largest: Sequence[float]
-    smallest: Sequence[float]
+    radii: Sequence[float]
+    diagonals: Mapping[int, Tensor]
 
-    @property
-    def names(self) -> Sequence[str]:
-        return site_names(self.network)
+    @cached_property
+    def names(self) -> list[str]:
+        return self.network.site_names()
 
-    def term(self, j: int, i: int, m: Sequence[float]) -> float:
-        """A constant of x ↦ B_ji ψ_i(z_i), from the constants m_0..m_i."""
-        return self.norms.bounds.get((j, i), 0.0) * self.radii[i] * m[i]
+    @cached_property
+    def matrix(self) -> Tensor:
+        """N, (n+2) × (n+2), with zeros where norms are not known."""
+        pairs = list(self.norms.bounds)
+        values = torch.tensor([self.norms.bounds[pair] for pair in pairs], dtype=torch.float64)
+        return norm_matrix(pairs, values, self.network.depth + 2)
 
-    def prefix(self, known: Mapping[str, float]) -> list[float]:
+    def largest(self, site: int) -> float:
+        """The largest entry of D of a site."""
+        return float(self.diagonals[site].max()) if site in self.diagonals else 1.0
+
+    def smallest(self, site: int) -> float:
+        """The smallest entry of D of a site."""
+        return float(self.diagonals[site].min()) if site in self.diagonals else 1.0
+
+    def prefix(self, known: Mapping[str, float]) -> Tensor:
         """m_0..m_n in the coordinates of the form, none above what the known constants give, rounded up."""
-        m = [1.0]
-        for j, name in enumerate(self.names[1:], start=1):
-            own = sum(self.term(j, i, m) for i in range(j)) * (1 + gamma(4 * j + 4))
-            m.append(min(own, known.get(name, inf) / self.smallest[j] * (1 + gamma(4))))
-        return m
+        return self._recursion(self._limits(known))
 
-    def shares(self, target: str, rows: Tensor, m: Sequence[float], report: Callable[[float], None]) -> Tensor:
-        """(n+1, …): what every site adds to each value, from the norms of the rows of B_{n+1,i}."""
+    def _recursion(self, limits: Sequence[float]) -> Tensor:
+        last = self.network.depth + 1
+        return bound_prefix(self.matrix[:last, :last], limits)
+
+    def _limits(self, known: Mapping[str, float]) -> list[float]:
+        limits = []
+        for site, name in enumerate(self.names):
+            limits.append(known.get(name, inf) / self.smallest(site) * (1 + gamma(4)) if site else inf)
+        return limits
+
+    def shares(self, target: Target, m: Tensor, report: Callable[[float], None]) -> Tensor:
+        """(n+1, …): what every site adds to each value of a target, ‖B_{n+1,i}‖ m_i by its functionals, rounded up."""
+        norms = self.output_norms(target)
         report(1.0)
-        weights = torch.tensor([s * constant for s, constant in zip(self.radii, m, strict=True)], dtype=torch.float64)
-        return rows * weights.reshape(-1, *(1,) * (rows.dim() - 1)) * (1 + gamma(4))
+        return up_product(norms, m.reshape(-1, *(1,) * (norms.dim() - 1)))
+
+    def output_norms(self, target: Target) -> Tensor:
+        """(n+1, …): upper bounds on the norms of the functionals of B_{n+1,i}."""
+        last = self.network.depth + 1
+        if target.whole_output:
+            return self.matrix[last, :last]
+        if target.transforms_last:
+            return _bound_rows(self.network, target, self.norms.errors)
+        lines = {
+            site: (0.0, max(_value(radius), _SMALLEST_RADIUS)) for site, (_, radius) in naive_lines(self.base).items()
+        }
+        plain = _rescaled(loop_transform(self.base, lines), self.diagonals)
+        return _bound_rows(plain, target, ProductErrors(plain)) * (1 + gamma(6))
 
     def between(self) -> Tensor:
-        """M_ki = ‖B_ki‖ + Σ_{i<l<k} ‖B_kl‖ s_l M_li, rounded up: from each site's output to each site's input."""
-        depth = self.network.depth
-        between = torch.zeros(depth + 1, depth + 1, dtype=torch.float64)
-        for i in range(depth + 1):
-            for k in range(i + 1, depth + 1):
-                total = self.norms.bounds.get((k, i), 0.0)
-                for middle in range(i + 1, k):
-                    total += self.norms.bounds.get((k, middle), 0.0) * self.radii[middle] * float(between[middle, i])
-                between[k, i] = total
-        return between * (1 + gamma(4 * (depth + 2) ** 2))
+        """(n+1, n+1): entry [k, i] bounds the map from the output of nonlinearity i to the input of site k > i.
+
+        The recursion gives constants from the output of ψ_i, which S_i multiplies.
+        """
+        last = self.network.depth + 1
+        found = bound_between(self.matrix[:last, :last]) - torch.eye(last, dtype=torch.float64)
+        return up_product(found, 1 / self._radii)
+
+    def tails(self, target: Target) -> Tensor:
+        """(n+1, …): constants from the output of every nonlinearity to the functionals, in the form's coordinates."""
+        last = self.network.depth + 1
+        rows = self.output_norms(target)
+        resolvent = bound_between(self.matrix[:last, :last])
+        if not target.transforms_last:  # rows start at φ itself, whose S is its Lipschitz constant
+            constants = torch.tensor([1.0, *(max(r, _SMALLEST_RADIUS) for r in self._lipschitz)], dtype=torch.float64)
+            own = rows / constants.reshape(-1, *(1,) * (rows.dim() - 1))
+            onward = torch.einsum("li,l...->i...", self.between(), rows)
+            return (own + onward) * (1 + gamma(4 * (last + 2)))
+        found = torch.einsum("li,l...->i...", resolvent, rows) * (1 + gamma(last + 2))
+        return up_product(found, (1 / self._radii).reshape(-1, *(1,) * (rows.dim() - 1)))
+
+    @property
+    def _radii(self) -> Tensor:
+        return torch.tensor(self.radii, dtype=torch.float64)
+
+    @property
+    def _lipschitz(self) -> list[float]:
+        return [float(site.slope.lipschitz()) for site in self.base.sites[1:-1] if site.slope is not None]
+
+
+def _bound_rows(network: Network, target: Target, errors: ProductErrors) -> Tensor:
+    """Norms of the functionals of B_{n+1,i} for all sites, from the rows of the output, with rounding allowances."""
+    classes, last = network.classes, network.depth + 1
+    seed = torch.eye(classes, dtype=torch.float64, device=network.device)
+    pulled = network.pull(last, seed)
+    errors = errors.copy()
+    results: list[Tensor] = [torch.empty(0)] * last
+    for i in reversed(range(last)):
+        rows, pulled[i] = pulled[i], None
+        if rows is None:
+            results[i] = torch.zeros(target.shape(classes), dtype=torch.float64)
+            continue
+        error = errors.error((last, i))
+        results[i] = target.bound_row_norms(flat_rows(rows), error).cpu()
+        errors.know((last, i), float(row_norms(rows).square().sum().sqrt()) * (1 + 1e-9) + sqrt(classes) * error)
+    return torch.stack(results)
+
+
+@torch.no_grad()
+def make_form(
+    method: str,
+    base: Network,
+    last: int,
+    options: NormOptions,
+    progress: Progress,
+    scales: Mapping[str, Tensor] | None = None,
+) -> Form:
+    """A float64 network, loop-transformed unless the method is "naive", with norms up to site `last`.
+
+    `scales` are diagonals by the names of their sites.
+    """
+    lines = naive_lines(base) if method == "naive" else liplt_lines(base, up=True)
+    names = base.site_names()
+    diagonals = {}
+    for site, name in enumerate(names):
+        if scales is not None and name in scales:
+            diagonals[site] = scales[name].double()
+    radii = [1.0]
+    for site in range(1, base.depth + 1):
+        centre, radius = lines[site]
+        value = max(_value(radius), _SMALLEST_RADIUS)
+        # The diagonals before and after a site are rounded, so that their product is not quite 1.
+        value = value * (1 + gamma(6)) if site in diagonals else value
+        lines[site] = centre, value
+        radii.append(value)
+    network = _rescaled(loop_transform(base, lines), diagonals)
+    return Form(method, network, base, bound_norms(network, last, options, progress), radii, diagonals)
+
+
+def _value(line: float | Live) -> float:
+    return line if isinstance(line, float) else float(line())
+
+
+def _rescaled(network: Network, diagonals: Mapping[int, Tensor]) -> Network:
+    return rescale(network, {site: partial(_same, diagonal) for site, diagonal in diagonals.items()})
+
+
+def _same(value: Tensor) -> Tensor:
+    return value
 
 
 @dataclass
@@ -87,7 +197,7 @@ class Prefixes:
 
     known: dict[str, float] = field(default_factory=dict)
     winners: dict[str, str] = field(default_factory=dict)
-    forms: list[list[float]] = field(default_factory=list)
+    forms: list[Tensor] = field(default_factory=list)
 
 
 def smallest_prefixes(forms: Sequence[Form]) -> Prefixes:
@@ -96,9 +206,9 @@ def smallest_prefixes(forms: Sequence[Form]) -> Prefixes:
     for _ in range(_ROUNDS):
         improved = False
         for form in forms:
-            m = form.prefix(result.known)
-            for j, name in enumerate(form.names[1:], start=1):
-                value = m[j] * form.largest[j] * (1 + gamma(4))
+            constants = form.prefix(result.known).tolist()
+            for site, name in enumerate(form.names[1:], start=1):
+                value = constants[site] * form.largest(site) * (1 + gamma(4))
                 if value < result.known.get(name, inf) * (1 - 1e-12):
                     result.known[name], result.winners[name] = value, form.method
                     improved = True
@@ -106,56 +216,3 @@ def smallest_prefixes(forms: Sequence[Form]) -> Prefixes:
             break
     result.forms = [form.prefix(result.known) for form in forms]
     return result
-
-
-@torch.no_grad()
-def form(
-    method: str,
-    network: Network,
-    last: int,
-    options: NormOptions | None,
-    progress: Progress,
-    scales: Mapping[str, Tensor] | None = None,
-) -> Form:
-    """A float64 network by one method, with norms up to site `last`; "rescaled" in the coordinates of the scales."""
-    largest, smallest = [1.0] * (network.depth + 1), [1.0] * (network.depth + 1)
-    if scales is not None:
-        diagonals = {k: scales[name].double() for k, name in enumerate(site_names(network)) if name in scales}
-        for k, diagonal in diagonals.items():
-            largest[k], smallest[k] = float(diagonal.max()), float(diagonal.min())
-        network = rescale(network, {k: partial(_same, diagonal) for k, diagonal in diagonals.items()})
-    naive = method == "naive"
-    sectors = [(float(c), float(s)) for c, s in (network.lipschitz_sectors() if naive else network.sectors())]
-    centres = [c for c, _ in sectors]
-    # c and s are rounded, and so are the diagonals before and after a site, whose product is not quite 1.
-    radii = [s + gamma(6) * (abs(c) + s) if c or scales is not None else s for c, s in sectors]
-    norms = bound_norms(network, centres, last, options, progress)
-    return Form(method, network, centres, radii, norms, largest, smallest)
-
-
-@torch.enable_grad()
-def found_scales(
-    model: nn.Module, input_shape: tuple[int, ...], target: str, options: FitOptions, progress: Progress
-) -> dict[str, Tensor]:
-    """Diagonals by the names of their sites, fitted to the weights of a copy of the model."""
-    copied = copy.deepcopy(model).requires_grad_(False)
-    estimator = Estimator(copied, input_shape, "rescaled", target, per_neuron=options.per_neuron)
-    assert estimator.scales is not None
-    if options.start is not None:
-        estimator.scales.begin_with(options.start)
-    fit_scales(estimator, options, lambda fraction: progress("coordinates", fraction))
-    return estimator.scales.diagonals()
-
-
-def neurons(network: Network) -> int:
-    """The number of entries of all nonlinearities."""
-    return sum(network.out_size(k) for k in range(1, network.depth + 1))
-
-
-def has_promises(model: nn.Module) -> bool:
-    """Whether a layer is Lipschitz by construction, so that it appears otherwise in the view "certified"."""
-    return any(find_rule(module, "certified") is not find_rule(module) for module in model.modules())
-
-
-def _same(value: Tensor) -> Tensor:
-    return value

@@ -1,8 +1,8 @@
 """LT-SDP (the paper's thm:lipSdpForLoopTransformed and thm:multiLayerLipschitz-Sdp) for any DAG.
 
-If site i is elementwise and T is diagonal with B_jiᵀB_ji ⪯ T, then |B_ji ψ_i(z)|² ≤ ψ_i(z)ᵀTψ_i(z) ≤ s_i²|T^½z|². So
+If site i is elementwise and T is diagonal with B_jiᵀB_ji ⪯ T, then |B_ji ψ_i(z)|² ≤ ψ_i(z)ᵀTψ_i(z) ≤ |T^½z|². So
 
-    s_i Lip(T^½z_i)  ≤  s_i Σ_{l<i} s_l ‖T^½B_il‖ m_l
+    Lip(T^½z_i)  ≤  Σ_{l<i} ‖T^½B_il‖ m_l
 
 is a constant of x ↦ B_ji ψ_i(z_i). With T = ‖B_ji‖²I it is LipLT's, and the better of both is taken. In place of the
 sum the paper has ‖W_iᵀTW_i‖^½ times a constant of what W_i is applied to; its remark says why z_i should be unrolled.
@@ -11,7 +11,6 @@ Any positive diagonal T = D² can be proposed: what is used is ν²T with a prov
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,19 +21,18 @@ import torch
 from torch import Tensor
 
 from lipcert.bounds.forms import Form
+from lipcert.bounds.multipliers import MULTIPLIERS, propose_diagonals
+from lipcert.bounds.recursion import recursion
+from lipcert.bounds.targets import Target
 from lipcert.errors import TooLargeError, check_choice
 from lipcert.network.sweep import Pair
 from lipcert.norms.certified import NormOptions, Progress, no_progress
 from lipcert.norms.estimate import flat_rows
 from lipcert.norms.gram import bound_spectral_norm, dense_rows
-from lipcert.norms.rounding import UNDERFLOW, ProductErrors, gamma, round_up
+from lipcert.rounding import UNDERFLOW, gamma, round_up, up_product, up_sum
 
-MULTIPLIERS = ("sn", "aol", "sll", "optimal")
-_STEPS = {"sll": 100, "optimal": 2000}
 _EXACT = 300  # neurons of a site up to which "optimal" is the default
-_PAIRS = 5000  # pairs of classes up to which their rows are refined
-_CHUNK = 1 << 22  # entries of vectors iterated at a time
-_SPREAD = 1e-7  # how far the weights q of a site may lie apart
+_FUNCTIONALS = 5000  # functionals of a target up to which their rows are refined
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,53 +48,54 @@ class RefinedForm(Form):
     multiplier: str | None = None
     factors: dict[Pair, np.ndarray] = field(default_factory=dict)
 
-    def term(self, j: int, i: int, m: Sequence[float]) -> float:
-        plain = super().term(j, i, m)
-        return min(plain, float(self._value(self.factors[j, i], i, m))) if (j, i) in self.factors else plain
+    def _recursion(self, limits: Sequence[float] | None) -> Tensor:
+        return recursion(self._row, self.network.depth + 1, torch.ones((), dtype=torch.float64), limits)
 
-    def shares(self, target: str, rows: Tensor, m: Sequence[float], report: Callable[[float], None]) -> Tensor:
-        """The better of LipLT's share and the refined one, for each site and each class or pair of classes.
+    def _row(self, j: int, m: Tensor) -> Tensor:
+        """m_j, the sum of the better terms, rounded up."""
+        return up_sum(self._terms(j, m))
 
-        The last layer of the target last-layer, and more than 5000 pairs of classes, are left to LipLT.
+    def _terms(self, j: int, m: Tensor) -> Tensor:
+        """(j,): constants of x ↦ B_ji ψ_i(z_i) for all sites i before j."""
+        terms = up_product(self.matrix[j, :j], m[:j])
+        for i in range(1, j):
+            if (j, i) in self.factors:
+                refined = float(_weighted(self.factors[j, i], m[:i].numpy()))
+                terms[i] = terms[i].clamp(max=refined)
+        return terms
+
+    def shares(self, target: Target, m: Tensor, report: Callable[[float], None]) -> Tensor:
+        """The better of LipLT's share and the refined one, for each site and each functional of the target.
+
+        Targets of very many functionals, and those that stop before the last layer, are left to LipLT.
         """
-        shares = super().shares(target, rows, m, report)
-        if target == "network":
-            refined = [self.term(self.network.depth + 1, i, m) for i in range(len(shares))]
-            return torch.minimum(shares, torch.tensor(refined, dtype=torch.float64))
-        count = self.network.classes
-        if target == "last-layer" or (target == "pairwise" and count * (count - 1) // 2 > _PAIRS):
+        shares = super().shares(target, m, report)
+        if target.whole_output:
+            return self._terms(self.network.depth + 1, m)
+        functionals = target.functionals(self.network.classes) if target.refinable else []
+        if not 0 < len(functionals) <= _FUNCTIONALS:
             return shares
+        weights = torch.cat([weight for _, weight in functionals]).numpy()
         class_rows = self._class_rows()
         for done, (i, (matrix, error)) in enumerate(class_rows.items()):
-
-            def part(fraction: float, done: int = done) -> None:
-                report((done + fraction) / len(class_rows))
-
-            if target == "per-class":
-                found = self._value(self._factors(matrix[:, None], error, i, m, part), i, m)
-                shares[i] = torch.minimum(shares[i], torch.from_numpy(found))
-            else:
-                a, b = np.triu_indices(count, 1)
-                found = self._value(self._factors((matrix[a] - matrix[b])[:, None], 2 * error, i, m, part), i, m)
-                shares[i, a, b] = shares[i, b, a] = torch.minimum(shares[i, a, b], torch.from_numpy(found))
+            part = partial(_part, report, done, len(class_rows))
+            rows = (weights @ matrix)[:, None]
+            refined = _weighted(self._factors(rows, 2 * error, i, m[:i].numpy(), part), m[:i].numpy())
+            for (place, _), value in zip(functionals, refined.tolist(), strict=True):
+                shares[i][place] = shares[i][place].clamp(max=value)
         return shares
-
-    def _value(self, factors: np.ndarray, i: int, m: Sequence[float]) -> np.ndarray:
-        """s_i Σ_l s_l ν‖T^½B_il‖ m_l, rounded up; infinity where it overflows."""
-        weights = np.array([s * constant for s, constant in zip(self.radii[:i], m[:i], strict=True)])
-        value = self.radii[i] * (factors @ weights) * (1 + gamma(i + 8))
-        return np.where(np.isnan(value), inf, value)
 
     def _class_rows(self) -> dict[int, tuple[np.ndarray, float]]:
         """The rows of B_{n+1,i} for every site that can be refined, and bounds on their errors."""
         last, count = self.network.depth + 1, self.network.classes
         seed = torch.eye(count, dtype=torch.float64, device=self.network.device)
-        pulled = self.network.pullback(seed, self.centres)
-        errors, found = _copied(self.norms.errors), {}
+        pulled = self.network.pull(last, seed)
+        errors, found = self.norms.errors.copy(), {}
         for i in reversed(range(1, last)):
-            if (rows := pulled[i]) is None:
+            rows = pulled[i]
+            if rows is None:
                 continue
-            matrix, error = flat_rows(rows).detach().cpu().numpy(), errors.error((last, i))
+            matrix, error = flat_rows(rows.contiguous()).detach().cpu().numpy(), errors.error((last, i))
             errors.know((last, i), float(np.linalg.norm(matrix)) * (1 + 1e-9) + sqrt(count) * error)
             if self._refinable(i):
                 found[i] = matrix, error
@@ -107,14 +106,14 @@ class RefinedForm(Form):
         return slope is not None and slope.elementwise
 
     def _factors(
-        self, targets: np.ndarray, error: float, i: int, m: Sequence[float], report: Callable[[float], None]
+        self, targets: np.ndarray, error: float, i: int, m: np.ndarray, report: Callable[[float], None]
     ) -> np.ndarray:
         """(P, i): ν‖D B_il‖ for each of P matrices with columns for site i, known up to `error`, with the best D."""
         parts = {k: self.maps[i, k] for k in range(i) if (i, k) in self.maps}
         factors = np.zeros((len(targets), i))
         if not parts:
             return factors
-        weights = {k: self.radii[k] * m[k] / (self.norms.bounds[i, k] + UNDERFLOW) for k in parts}
+        weights = {k: m[k] / (self.norms.bounds[i, k] + UNDERFLOW) for k in parts}
         whole = np.concatenate([sqrt(weights[k]) * part for k, part in parts.items()], axis=1)
         if whole.shape[1] > whole.shape[0]:
             whole = np.asarray(np.linalg.qr(whole.T, mode="r")).T
@@ -127,6 +126,16 @@ class RefinedForm(Form):
                 factors[p, k] = round_up(nu * product)
             report((p + 1) / len(targets))
         return factors
+
+
+def _weighted(factors: np.ndarray, m: np.ndarray) -> np.ndarray:
+    """Σ_l ν‖T^½B_il‖ m_l, rounded up; infinity where it overflows."""
+    value = (factors @ m) * (1 + gamma(len(m) + 8))
+    return np.where(np.isnan(value), inf, value)
+
+
+def _part(report: Callable[[float], None], done: int, total: int, fraction: float) -> None:
+    report((done + fraction) / total)
 
 
 @torch.no_grad()
@@ -145,71 +154,20 @@ def refine(
     _check_size(plain, options)
     maps, errors = _matrices(plain, progress)
     method = "lt-sdp" if plain.method == "liplt" else f"{plain.method} lt-sdp"
-    form = RefinedForm(**{**vars(plain), "method": method}, maps=maps, errors=errors, multiplier=multiplier)
-    m, last = [1.0], max((j for j, _ in maps), default=0)
-    for j in range(1, last + 1):
+    form = RefinedForm(
+        method, plain.network, plain.base, plain.norms, plain.radii, plain.diagonals, maps, errors, multiplier
+    )
+    last = max((j for j, _ in maps), default=0)
+
+    def row(j: int, m: Tensor) -> Tensor:
         for i in range(1, j):
             if (j, i) in maps and form._refinable(i):
                 report = partial(progress, f"multipliers {j}/{last}")
-                form.factors[j, i] = form._factors(maps[j, i][None], errors[j, i], i, m, report)[0]
-        m.append(sum(form.term(j, i, m) for i in range(j)))
+                form.factors[j, i] = form._factors(maps[j, i][None], errors[j, i], i, m[:i].numpy(), report)[0]
+        return form._row(j, m)
+
+    recursion(row, last + 1, torch.ones((), dtype=torch.float64))
     return form
-
-
-def propose_diagonals(targets: np.ndarray, whole: np.ndarray, multiplier: str) -> np.ndarray:
-    """(P, n): positive D = T^½ that make ‖G D⁻¹‖·‖D W‖ small for each of P matrices G, (P, o, n), and one W, (n, r).
-
-    With weights d > 0 of the neurons, "sll" is t_k = Σ_j |GᵀG|_kj d_j/d_k. In "optimal" directions v_k of length 1 turn
-    this into t_k = |Σ_j (GᵀG)_kj d_j v_j|/d_k, where v_k is the direction of that sum; for a single row G both agree.
-    The best d_k are the norms of the rows of WY, where Y maximises Σ_kj (GᵀG)_kj d_k d_j ⟨v_k, v_j⟩ subject to |Y| = 1:
-    the dual of the semidefinite program in factored form. Y and v follow by power iteration, Y ← WᵀTWY.
-    """
-    count, outputs, n = targets.shape
-    if multiplier == "sn":
-        return np.ones((count, n))
-    if outputs > n:
-        targets = np.stack([np.linalg.qr(target, mode="r") for target in targets])
-    columns = min(whole.shape[1], 4 + round(sqrt(2 * n)))
-    step = max(1, _CHUNK // (n * columns))
-    scale = np.abs(targets).max(initial=0.0, axis=(1, 2), keepdims=True), np.abs(whole).max(initial=0.0)
-    targets, whole = targets / (scale[0] + UNDERFLOW), whole / (scale[1] + UNDERFLOW)
-    chunks = [_squares(targets[k : k + step], whole, multiplier, columns) for k in range(0, count, step)]
-    squares = np.nan_to_num(np.concatenate(chunks), nan=0.0, posinf=0.0)
-    largest = squares.max(axis=1, keepdims=True)
-    return np.asarray(np.sqrt(np.where(largest > 0, np.maximum(squares, 1e-12 * largest), 1.0)))
-
-
-def _squares(targets: np.ndarray, whole: np.ndarray, multiplier: str, columns: int) -> np.ndarray:
-    """T of some matrices G, (P, n)."""
-    count, outputs, n = targets.shape
-    signed = multiplier == "optimal" or outputs == 1
-    sizes = np.ones((0, 0, 0)) if signed and multiplier != "aol" else np.abs(targets.transpose(0, 2, 1) @ targets)
-    if multiplier == "aol":
-        return np.asarray(sizes.sum(2))
-    basis = np.linalg.svd(whole, full_matrices=False)[2][:columns].T
-    y = np.broadcast_to(basis / sqrt(columns), (count, *basis.shape))
-    directions = np.random.default_rng(0).standard_normal((count, n, 1 if outputs == 1 else min(outputs, columns)))
-    previous = np.zeros(count)
-    for step in range(_STEPS[multiplier]):
-        images = whole @ y
-        d = np.linalg.norm(images, axis=2)
-        d = np.maximum(d, _SPREAD * d.max(axis=1, keepdims=True)) + UNDERFLOW
-        if signed:
-            for _ in range(1 if outputs == 1 else 3):
-                directions = targets.transpose(0, 2, 1) @ (targets @ (d[:, :, None] * directions))
-                sums = np.linalg.norm(directions, axis=2)
-                directions = directions / (sums[:, :, None] + UNDERFLOW)
-        else:
-            sums = (sizes @ d[:, :, None])[:, :, 0]
-        squares = sums / d
-        y = whole.T @ (squares[:, :, None] * images)
-        value = np.linalg.norm(y, axis=(1, 2))
-        y = y / (value[:, None, None] + UNDERFLOW)
-        if step % 10 == 9:
-            if (np.abs(value - previous) <= 1e-9 * value).all():
-                break
-            previous = value
-    return np.asarray(squares)
 
 
 def _bound_product(product: np.ndarray, error: float) -> float:
@@ -226,16 +184,10 @@ def _matrices(plain: Form, progress: Progress) -> tuple[dict[Pair, np.ndarray], 
     for i in range(network.depth + 1):
         if members := [pair for pair in pairs if pair[1] == i]:
             report = partial(progress, f"matrices {i + 1}/{network.depth + 1}")
-            rows = dense_rows(network, ("push", i), members, plain.centres, report)
+            rows = dense_rows(network, ("push", i), members, report)
             maps |= {pair: matrix.T for pair, matrix in rows.items()}
     errors = {(j, i): round_up(sqrt(network.out_size(i)) * plain.norms.errors.error((j, i))) for j, i in pairs}
     return maps, errors
-
-
-def _copied(errors: ProductErrors) -> ProductErrors:
-    copied = copy.copy(errors)
-    copied.known = dict(errors.known)
-    return copied
 
 
 def refinable(plain: Form, options: NormOptions) -> bool:

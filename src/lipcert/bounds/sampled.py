@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from lipcert.bounds.fingerprint import check_finite
-from lipcert.bounds.targets import TARGETS, class_norms, pair_norms
-from lipcert.errors import OptionError, check_choice
-from lipcert.network.trace import trace
+from lipcert.bounds.targets import Target, find_target
+from lipcert.errors import OptionError
+from lipcert.network.build import trace
 from lipcert.norms.certified import Progress, no_progress
 
 _SCALES = (-1.0, 2.0)  # powers of ten of the entries of the first points
@@ -50,24 +50,25 @@ def estimate_sampled(
         seed: of the inputs.
         progress: called with what is being done and the fraction done.
     """
-    check_choice("target", target, TARGETS)
+    wanted = find_target(target)
     if samples < 1 or steps < 0:
         raise OptionError(f"samples is {samples} and steps is {steps}, expected samples ≥ 1 and steps ≥ 0")
-    check_finite(model)
     network = trace(model, input_shape)
+    check_finite(network.program)
+    wanted.check(network)
     climber = copy.deepcopy(model).requires_grad_(False)
     exact = copy.deepcopy(climber).double()
-    classes = prod(network.output_shape) if target == "network" else network.classes
+    classes = prod(network.output_shape)
     generator = torch.Generator().manual_seed(seed)
     best: Tensor | None = None
     count = max(1, min(samples, _ENTRIES // (classes * prod(input_shape))))
     for first in range(0, samples, count):
         size = min(count, samples - first)
         x, radius = _first_points(size, input_shape, generator)
-        rows = None if target == "network" else _rows(first, size, classes, target)
+        rows = _rows(first, size, classes, wanted)
         x, radius = (tensor.to(network.device, network.dtype) for tensor in (x, radius))
         for done, points in _climb(climber, x, radius, rows, steps, generator):
-            found = _norms(_jacobians(exact, points.double()), target)
+            found = _norms(_jacobians(exact, points.double()), wanted)
             best = found if best is None else torch.maximum(best, found)
             progress("slopes", (first + size * done) / samples)
     assert best is not None
@@ -81,17 +82,12 @@ def _first_points(count: int, shape: tuple[int, ...], generator: torch.Generator
     return scale * torch.randn(count, *shape, generator=generator).double(), scale * sqrt(2 * prod(shape))
 
 
-def _rows(first: int, count: int, classes: int, target: str) -> Tensor:
+def _rows(first: int, count: int, classes: int, target: Target) -> Tensor | None:
     """(count, K): the weights of the logits that each point is to make steep; the points take turns."""
-    index = torch.arange(first, first + count)
-    unit = torch.eye(classes, dtype=torch.float64)
-    if target == "per-class":
-        return unit[index % classes]
-    pairs = torch.triu_indices(classes, classes, offset=1)
-    if pairs.shape[1] == 0:
-        return unit[index % classes]
-    a, b = pairs[:, index % pairs.shape[1]]
-    return unit[a] - unit[b]
+    if target.whole_output:
+        return None
+    weights = [weight for _, weight in target.functionals(classes)] or [torch.ones(1, classes, dtype=torch.float64)]
+    return torch.cat([weights[(first + k) % len(weights)] for k in range(count)])
 
 
 def _climb(
@@ -131,10 +127,6 @@ def _jacobians(model: nn.Module, x: Tensor) -> Tensor:
     return torch.stack(rows, 1)
 
 
-def _norms(jacobians: Tensor, target: str) -> Tensor:
+def _norms(jacobians: Tensor, target: Target) -> Tensor:
     """The largest norms over all points."""
-    if target == "network":
-        largest: Tensor = torch.linalg.matrix_norm(jacobians, 2).max()
-        return largest
-    norms = class_norms if target == "per-class" else pair_norms
-    return torch.stack([norms(jacobian) for jacobian in jacobians]).amax(0)
+    return torch.stack([target.row_norms(jacobian) for jacobian in jacobians]).amax(0)

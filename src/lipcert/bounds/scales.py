@@ -6,25 +6,18 @@ coordinate. The best diagonals are found by gradient descent on their logarithms
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from lipcert.bounds.bound import site_names
 from lipcert.errors import OptionError
-from lipcert.network.coordinates import free_scales, gather, rescale, spread
 from lipcert.network.normal_form import Network
-
-if TYPE_CHECKING:
-    from lipcert.bounds.estimator import Estimator
+from lipcert.network.rewrites import free_scales, gather, rescale, spread
 
 LIMIT = 12.0
 """Of |log D|: keeps products finite."""
-_TO_THE_END = 40
 
 
 class Scales(nn.Module):
@@ -49,13 +42,13 @@ class Scales(nn.Module):
 
     def diagonals(self) -> dict[str, Tensor]:
         """D of every site, by its name, in float64."""
-        names = site_names(self._network)
+        names = self._network.site_names()
         return {names[site]: self.diagonal(site).detach().double().cpu() for site in self.sites()}
 
     @torch.no_grad()
     def begin_with(self, diagonals: Mapping[str, Tensor]) -> None:
         """Take over diagonals by the names of their sites; sites that are not named keep theirs."""
-        names = site_names(self._network)
+        names = self._network.site_names()
         for site in self.sites():
             if (diagonal := diagonals.get(names[site])) is not None:
                 log = self.get_parameter(f"log_{site}")
@@ -68,14 +61,14 @@ class Scales(nn.Module):
                         "start with those of a network of the same shape"
                     ) from error
 
-    def rescaled(self) -> Network:
-        """The network in these coordinates, which it reads anew whenever it is used."""
-        return rescale(self._network, {site: partial(self.diagonal, site) for site in self.sites()})
+    def rescaled(self, network: Network | None = None) -> Network:
+        """The network, or another one with the same sites, in these coordinates, which are read whenever it is used."""
+        return rescale(network or self._network, {site: partial(self.diagonal, site) for site in self.sites()})
 
 
 def fits(scales: Mapping[str, Tensor], network: Network) -> bool:
     """Whether scales by names could be those of sites of this network."""
-    shapes = dict(zip(site_names(network), (network.nodes[site.source].shape for site in network.sites), strict=False))
+    shapes = dict(zip(network.site_names(), (network.nodes[site.source].shape for site in network.sites), strict=False))
     return all(
         name in shapes and len(diagonal.shape) <= len(shapes[name]) and _broadcasts(diagonal.shape, shapes[name])
         for name, diagonal in scales.items()
@@ -84,73 +77,3 @@ def fits(scales: Mapping[str, Tensor], network: Network) -> bool:
 
 def _broadcasts(small: Sequence[int], large: Sequence[int]) -> bool:
     return all(a in (1, b) for a, b in zip(reversed(small), reversed(large), strict=False))
-
-
-@dataclass(frozen=True)
-class FitOptions:
-    """How scales are found: steps of Adam with a falling learning rate, `iterations` of the norms in each.
-
-    pair: the two classes whose constant is to be small, instead of the mean. per_neuron: scale every entry of a
-    convolutional site on its own, not only every channel. start: the diagonals to begin with instead of the identity,
-    such as those of an earlier bound (`bound.scales`) or of an `Estimator` (`estimator.scales.diagonals()`).
-    """
-
-    steps: int = 150
-    lr: float = 0.05
-    iterations: int = 6
-    pair: tuple[int, int] | None = None
-    per_neuron: bool = False
-    start: Mapping[str, Tensor] | None = field(default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        if self.steps < 0 or self.iterations < 1 or not self.lr > 0:
-            raise OptionError(f"{self}: expected steps ≥ 0, iterations ≥ 1 and lr > 0")
-
-
-def fit_scales(
-    estimator: Estimator, options: FitOptions | None = None, progress: Callable[[float], None] = lambda _: None
-) -> float:
-    """Minimise the mean estimate, or that of one pair of classes, over the estimator's scales.
-
-    Starts at the present ones and keeps them if nothing better is found. Returns the value reached, with norms iterated
-    to the end.
-    """
-    options = options or FitOptions()
-    scales, usual, estimator.accelerated = estimator.scales, (estimator.power_iterations, estimator.accelerated), True
-    if scales is None:
-        raise OptionError("the estimator has no scales; use method='rescaled'")
-
-    def value(iterations: int) -> Tensor:
-        estimator.power_iterations = iterations
-        return _objective(estimator.estimate().value, estimator.target, options.pair)
-
-    parameters = list(scales.parameters())
-    start = [p.detach().clone() for p in parameters]
-    first = float(value(_TO_THE_END).detach())
-    optimizer = torch.optim.Adam(parameters, betas=(0.9, 0.99)) if parameters else None
-    steps = options.steps if optimizer and first > 0 else 0
-    for step in range(steps):
-        assert optimizer is not None
-        gradients = torch.autograd.grad(value(options.iterations).log(), parameters, allow_unused=True)
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient
-        optimizer.param_groups[0]["lr"] = options.lr * (1 - step / steps)
-        optimizer.step()
-        progress((step + 1) / steps)
-    last = float(value(_TO_THE_END).detach()) if steps else first
-    estimator.power_iterations, estimator.accelerated = usual
-    if not last < first:
-        with torch.no_grad():
-            for parameter, kept in zip(parameters, start, strict=True):
-                parameter.copy_(kept)
-    for parameter in parameters:
-        parameter.grad = None
-    return min(first, last)
-
-
-def _objective(value: Tensor, target: str, pair: tuple[int, int] | None) -> Tensor:
-    if pair is not None:
-        if target not in ("pairwise", "last-layer"):
-            raise OptionError(f"pair is {pair}, which needs the target pairwise or last-layer, not {target}")
-        return value[pair]
-    return value.sum() / max(value.shape[0] * (value.shape[0] - 1), 1) if value.dim() == 2 else value.mean()

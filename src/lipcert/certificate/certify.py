@@ -9,15 +9,19 @@ import torch
 from torch import Tensor, nn
 
 from lipcert.bounds.bound import Bound
-from lipcert.bounds.certified import bound as make_bound
+from lipcert.bounds.compute import bound_network
 from lipcert.bounds.fingerprint import check_finite
+from lipcert.bounds.methods import find_method
+from lipcert.bounds.targets import find_target
 from lipcert.certificate.certificates import Certificates, concatenate
 from lipcert.certificate.error_pass import ErrorPass, Execution, check_covered
-from lipcert.certificate.rounding import rounding_model
+from lipcert.certificate.propagation import rounding_model
 from lipcert.certificate.stages import stage_bounds
 from lipcert.errors import LabelError, ModelError, NonFiniteError, OptionError, ShapeError
-from lipcert.network.trace import exact_copy, trace
+from lipcert.network.build import normal_form, trace
+from lipcert.network.normal_form import Network
 from lipcert.norms.certified import Progress, no_progress
+from lipcert.rounding import denormals_kept
 
 _ROUND_DOWN = 1 - 2.0**-45
 _MKLDNN = ("conv", "matmul")  # parts of the CPU backend that can be told to use fewer bits
@@ -35,24 +39,33 @@ class Certifier:
     """
 
     @torch.inference_mode(False)
-    def __init__(self, model: nn.Module, bound: Bound) -> None:
-        self.network = trace(model, bound.facts.input_shape)
-        check_finite(model)
-        check_arithmetic(self.network.dtype, self.network.device)
-        check_covered(self.network)
-        bound.check_belongs(model, self.network)
+    @denormals_kept()
+    def __init__(self, model: nn.Module | Network, bound: Bound) -> None:
+        traced = model if isinstance(model, Network) else trace(model, bound.facts.input_shape)
+        check_arithmetic(traced.dtype, traced.device)
+        check_finite(traced.program)
+        bound.check_belongs(traced)
+        check_covered(traced)
         self.bound = bound
-        self.classes = self.network.classes
+        self.classes = traced.classes
         if self.classes == 1:
             raise ModelError(
                 "the model has one logit, which leaves nothing to certify; for two classes, give it a second logit, "
                 "such as a constant 0"
             )
+        program = traced.program.frozen()
+        check_finite(program)
+        self.network = normal_form(program, check=False)
         with torch.no_grad():
-            exact = trace(exact_copy(model), bound.facts.input_shape)
+            exact = normal_form(program, exact=True)
             stages = stage_bounds(self.network, exact)
             self.rounding = rounding_model(self.network, exact, stages, bound)
         self.constants = bound.pairwise(self.classes) + self.rounding.growth
+        if not bool(torch.isfinite(self.constants).all()) or not self.rounding.reach > 0:
+            raise NonFiniteError(
+                "the constants of the rounding errors are not finite; the weights are too large or differ too much in "
+                "magnitude: scale them down"
+            )
         self._pass = ErrorPass(self.network, stages)
 
     def certify(self, x: Tensor, first: int = 0, label: Tensor | None = None) -> Certificates:
@@ -105,7 +118,7 @@ def check_input(x: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
 
 
 def _check_finite(x: Tensor, first: int) -> None:
-    bad = ~torch.isfinite(x.flatten(1)).all(1)
+    bad = ~torch.isfinite(x.reshape(len(x), -1)).all(1)
     if bool(bad.any()):
         raise NonFiniteError(f"input {first + int(bad.nonzero()[0])} contains NaN or infinity")
 
@@ -145,11 +158,23 @@ def check_arithmetic(dtype: torch.dtype, device: torch.device) -> None:
         raise OptionError("autocast computes with fewer bits than the error analysis assumes; certify outside of it")
     if device.type == "cuda":
         reduced |= torch.backends.cudnn.allow_tf32
+    if device.type == "cpu" and dtype == torch.float32 and not _is_plain_convolution():
+        raise OptionError(
+            "with oneDNN switched off, torch computes convolutions by Winograd's algorithm, whose rounding errors are "
+            "not bounded; set torch.backends.mkldnn.enabled, or torch.backends.nnpack.set_flags(False)"
+        )
     if dtype == torch.float32 and reduced:
         raise OptionError(
             "float32 products are allowed to use fewer bits; call torch.set_float32_matmul_precision('highest') "
             "and, on a GPU, set torch.backends.cudnn.allow_tf32 = False"
         )
+
+
+def _is_plain_convolution() -> bool:
+    """Whether float32 convolutions on the CPU are sums of products: NNPACK's are not, and step in without oneDNN."""
+    if torch._C._has_mkldnn and torch._C._get_mkldnn_enabled():
+        return True
+    return not torch._C._get_nnpack_enabled()
 
 
 def certify(
@@ -192,13 +217,22 @@ def certify(
     for index, (inputs, label) in enumerate(batches):
         if certifier is None:
             shape = shape or tuple(inputs.shape[1:])
-            certifier = Certifier(model, bound or make_bound(model, shape, progress=progress))
+            certifier = _certifier(model, shape, bound, progress)
         parts.append(certifier.certify(inputs, done, label))
         done += len(inputs)
         progress("certifying", (index + 1) / total if total else 0.0)
     if not parts:
         raise OptionError("there are no inputs to certify")
     return concatenate(parts)
+
+
+def _certifier(model: nn.Module, shape: tuple[int, ...], bound: Bound | None, progress: Progress) -> Certifier:
+    """The model is captured once, for its bound and for certifying."""
+    if bound is not None:
+        return Certifier(model, bound)
+    network = trace(model, shape)
+    method, target = find_method("liplt"), find_target("pairwise")
+    return Certifier(network, bound_network(network, method, [target], progress=progress)[target.name])
 
 
 def _split(x: Tensor, labels: Tensor | None, size: int) -> Iterator[tuple[Tensor, Tensor | None]]:

@@ -15,43 +15,46 @@ induction, the errors n′ at the other point satisfy
     q_w = Σ_e (σ_e + 2γμ_e)·q_u + γ·Σ_e μ_e m_u.
 
 For one logit, the norms of its rows take the place of both σ and μ: those of A and of |A| are the same.
+
+Processors may take numbers below the smallest normal one, `tiny`, for zero. An entry then loses up to tiny in every
+product and in every operand: tiny·(2·terms + Σ|A|). Weights that small change A itself, by entries of up to tiny.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
+from math import prod, sqrt
 
 import torch
 from torch import Tensor
 
-from lipcert.errors import UnsupportedError, UnsupportedNode
-from lipcert.network.convolution import Convolution, TransposedConvolution
-from lipcert.network.linear import Dense, Identity, LinearOp, Scale
+from lipcert.network.linear import LinearOp
 from lipcert.network.normal_form import Network, Node
 from lipcert.norms.operations import operation_norm
-from lipcert.norms.rounding import gamma, magnitude_norm
+from lipcert.norms.product_errors import magnitude_norm
+from lipcert.rounding import gamma
 
 _FOLLOWED_TERMS = 300
-"""Convolutions that sum fewer products than this round so little that a bound by norms is good enough."""
+"""Operations with weights that sum fewer products than this round so little that a bound by norms is good enough."""
 
 
 @dataclass(frozen=True)
 class NodeBounds:
-    """The numbers of one node; `carried` and `sums` have one for every edge.
+    """The numbers of one node; `carried`, `sums` and `flushed` have one for every edge.
 
-    carried: σ + 2γμ. sums: μ. offset: ‖b‖. roundoff: γ, 0 if the node only moves entries.
-    underflow: norm of what is lost where products underflow.
+    carried: σ + 2γμ. sums: μ. flushed: norm of what is lost of a weight matrix. offset: ‖b‖.
+    roundoff: γ, 0 if the node only moves entries. lost: what an entry loses where products and operands underflow.
     coarse: the errors that the node makes are bounded by norms at a point, too, instead of being followed.
     measured: the norm of the node's value is taken from the value itself, instead of being bounded by those before it.
     """
 
     carried: tuple[float, ...]
     sums: tuple[float, ...]
+    flushed: tuple[float, ...]
     offset: float
     roundoff: float
-    underflow: float
+    lost: float
     coarse: bool
     measured: bool
 
@@ -73,24 +76,6 @@ class Stages:
     norms: Tensor
 
 
-def local_terms(node: Node) -> int:
-    """How many roundings an entry of the node's sum can see; 0 if the node only moves entries."""
-    edges = node.edges
-    count = max((edge.op.terms for edge in edges), default=0) + len(edges) - 1
-    exact = all(edge.op.terms == 0 and not isinstance(edge.op, Identity) for edge in edges)
-    return count if node.offset is None or exact else count + 1
-
-
-def underflow(dtype: torch.dtype) -> float:
-    """Error of an operation that underflows, also of operands flushed to zero, times weights of up to 2^20."""
-    return torch.finfo(dtype).tiny * 2.0**20
-
-
-def is_weighted(op: LinearOp) -> bool:
-    """Whether |A| may have a larger norm than A; that of other operations is the same."""
-    return isinstance(op, Dense | Convolution | TransposedConvolution)
-
-
 @torch.no_grad()
 def stage_bounds(network: Network, exact: Network) -> Stages:
     """The bounds for `network` as executed in its dtype; `exact` is its float64 copy."""
@@ -100,61 +85,75 @@ def stage_bounds(network: Network, exact: Network) -> Stages:
     coarse = _coarse_nodes(exact, users)
     nodes: list[NodeBounds] = []
     maps, grown, norms = torch.zeros(3, len(exact.nodes), exact.depth + 1, dtype=torch.float64)
-    for v, (node, executed) in enumerate(zip(exact.nodes, network.nodes, strict=True)):
-        terms = local_terms(executed) if node.edges else 0
-        roundoff = gamma(terms + 1, network.dtype) if terms else 0.0
-        _check_weights(node, executed, network.dtype)
-        carried, sums = [], []
+    for v, node in enumerate(exact.nodes):
+        roundings = network.nodes[v].roundings
+        roundoff = gamma(roundings + 1, network.dtype) if roundings else 0.0
+        carried, sums, flushed = [], [], []
         if v in exact.site_of_output:
             maps[v, exact.site_of_output[v]] = 1.0
-        for u, op in ((edge.source, edge.op) for edge in node.edges):
+        for edge in node.edges:
+            u, op = edge.source, edge.op
             mu = sigma = magnitude_norm(op, like)
-            if is_weighted(op) and (before[u] or after[v]):
+            if op.weighted and (before[u] or after[v]):
                 sigma = min(mu, operation_norm(op))
-            carried.append(sigma + 2 * roundoff * mu)
+            small = _flushed(op, network.dtype)
+            carried.append(sigma + 2 * (roundoff * mu + small))
             sums.append(mu)
+            flushed.append(small)
             maps[v] += sigma * maps[u]
             norms[v] += mu * maps[u]
-            grown[v] += carried[-1] * grown[u] + roundoff * mu * maps[u]
-        offset = 0.0
-        if node.offset is not None:
-            offset = 1.001 * float(torch.linalg.vector_norm(node.offset().double().expand(node.shape)))
-        lost = terms * underflow(network.dtype) * prod(node.shape) ** 0.5
-        measured = before[v] and any(is_weighted(op) for _, op in users[v])
-        nodes.append(NodeBounds(tuple(carried), tuple(sums), offset, roundoff, lost, v in coarse, measured))
+            grown[v] += carried[-1] * grown[u] + (roundoff * mu + small) * maps[u]
+        measured = before[v] and any(op.weighted for _, op in users[v])
+        lost = _lost(node, roundings, network.dtype)
+        facts = (tuple(carried), tuple(sums), tuple(flushed), _offset_norm(node), roundoff, lost)
+        nodes.append(NodeBounds(*facts, v in coarse, measured))
+    return _collect(exact, nodes, maps, grown, norms)
+
+
+def _collect(exact: Network, nodes: list[NodeBounds], maps: Tensor, grown: Tensor, norms: Tensor) -> Stages:
+    """What the numbers of the nodes mean for stages and logits."""
+    like = torch.zeros((), dtype=torch.float64, device=exact.device)
     last = exact.sites[-1].source
     roundoff = nodes[last].roundoff
     rows = [_row_norms(edge.op, like) for edge in exact.nodes[last].edges]
     logits = torch.zeros(exact.classes, exact.depth + 1, dtype=torch.float64)
-    for edge, row in zip(exact.nodes[last].edges, rows, strict=True):
+    for edge, row, small in zip(exact.nodes[last].edges, rows, nodes[last].flushed, strict=True):
         logits += row[:, None] * ((1 + 2 * roundoff) * grown[edge.source] + roundoff * maps[edge.source])
+        logits += small * (2 * grown[edge.source] + maps[edge.source])
     errors = grown[[site.source for site in exact.sites[1:-1]]]
     rounded = 1 + 1e-6  # the sums above
-    factors = tuple(row * (1 + 2 * roundoff) for row in rows)
+    factors = tuple(row * (1 + 2 * roundoff) + 2 * small for row, small in zip(rows, nodes[last].flushed, strict=True))
     return Stages(tuple(nodes), factors, errors * rounded, logits * rounded, norms * rounded)
 
 
-def _check_weights(node: Node, executed: Node, dtype: torch.dtype) -> None:
-    """Refuse weights and factors that the model computes with more roundings than are counted: exact ones differ."""
-    for edge, own in zip(node.edges, executed.edges, strict=True):
-        (exact, roundings), (found, _) = _weights(edge.op), _weights(own.op)
-        allowed = 1.01 * gamma(roundings, dtype) * exact.abs() + torch.finfo(dtype).tiny
-        if bool(((found - exact).abs() > allowed).any()):
-            remedy = "its weights are computed in forward with rounding errors; compute them once, or use float64"
-            raise UnsupportedError([UnsupportedNode(node.name, "weights", remedy)])
+def _flushed(op: LinearOp, dtype: torch.dtype) -> float:
+    """The norm of what a matrix loses if entries below the smallest normal number are taken for zero."""
+    if not op.denormal():
+        return 0.0
+    return torch.finfo(dtype).tiny * sqrt(prod(op.in_shape) * prod(op.out_shape))
 
 
-def _weights(op: LinearOp) -> tuple[Tensor, int]:
-    """What an operation multiplies by, and how many roundings of it are counted; empty if it has no weights."""
-    if isinstance(op, Dense | Convolution | TransposedConvolution):
-        return op.weight().double(), 1
-    return (op.factor().double(), op.terms) if isinstance(op, Scale) else (torch.zeros(0), 1)
+def _lost(node: Node, roundings: int, dtype: torch.dtype) -> float:
+    """What an entry loses where products and operands underflow."""
+    if roundings == 0:
+        return 0.0
+    total = 2.0 * roundings + 2.0
+    for edge in node.edges:
+        ones = torch.ones(1, *edge.op.in_shape, dtype=torch.float64)
+        total += float(edge.op.magnitude(ones).max())
+    return 1.01 * total * torch.finfo(dtype).tiny
+
+
+def _offset_norm(node: Node) -> float:
+    if node.offset is None:
+        return 0.0
+    return 1.001 * float(torch.linalg.vector_norm(node.offset().double().expand(node.shape)))
 
 
 def _row_norms(op: LinearOp, like: Tensor) -> Tensor:
     """(K,): norms of the rows of A, from above."""
     unit = torch.eye(prod(op.out_shape), dtype=like.dtype, device=like.device)
-    rows = op.adjoint(unit.reshape(-1, *op.out_shape)).flatten(1)
+    rows = op.adjoint(unit.reshape(-1, *op.out_shape)).reshape(len(unit), -1)
     upper: Tensor = torch.linalg.vector_norm(rows, dim=1).cpu() * (1 + 1e-6)
     return upper
 
@@ -175,7 +174,7 @@ def _weighted_before(network: Network) -> list[bool]:
     """Whether a path of the stage leads through a weighted operation to each node."""
     found: list[bool] = []
     for node in network.nodes:
-        found.append(any(is_weighted(edge.op) or found[edge.source] for edge in node.edges))
+        found.append(any(edge.op.weighted or found[edge.source] for edge in node.edges))
     return found
 
 
@@ -183,12 +182,12 @@ def _weighted_after(network: Network, users: Users) -> list[bool]:
     """Whether a path of the stage leads from each node through a weighted operation."""
     found = [False] * len(network.nodes)
     for v in reversed(range(len(network.nodes))):
-        found[v] = any(is_weighted(op) or found[w] for w, op in users[v])
+        found[v] = any(op.weighted or found[w] for w, op in users[v])
     return found
 
 
 def _coarse_nodes(network: Network, users: Users) -> set[int]:
-    """Convolutions of few products, what follows from them, and what leads to nothing else.
+    """Operations with weights and few products, what follows from them, and what leads to nothing else.
 
     What sums many products is followed, and so is what leads to the logits alone.
     """
@@ -204,7 +203,7 @@ def _coarse_nodes(network: Network, users: Users) -> set[int]:
     coarse: set[int] = set()
     for v in sorted(few):
         edges = network.nodes[v].edges
-        if any(isinstance(e.op, Convolution | TransposedConvolution) or e.source in coarse for e in edges):
+        if any(e.op.coarse or e.source in coarse for e in edges):
             coarse.add(v)
     for v in sorted(few - ends, reverse=True):
         if all(w in coarse for w, _ in users[v]):

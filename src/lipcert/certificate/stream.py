@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import os
 from collections.abc import Callable
-from math import isnan
+from math import isfinite
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,98 +39,137 @@ def certify_to_csv(
     """Certify inputs 0..count−1, one flushed CSV row each; rows that are there already are kept, not computed again.
 
     `origin` says what the rows depend on besides the weights (the data set and its checksum, the method of the bound).
-    It is written beside the file, and a file of another origin is refused. `inspect` sees every new batch before its
-    rows are written.
+    It is written beside the file with a checksum of the rows, after every batch. A file of another origin is refused,
+    and so is one whose rows were changed. `inspect` sees every new batch before its rows are written.
     """
-    path = Path(path)
-    rows = _existing_rows(path, certifier.bound.facts.fingerprint, origin)
+    path, fingerprint = Path(path), certifier.bound.facts.fingerprint
+    covered = _begin(path, fingerprint, origin)
+    rows, digest = _parse(covered, path), hashlib.sha256(covered)
     if len(rows) > count:
         raise ResumeError(f"{path} holds {len(rows)} certificates, more than {count}; choose another folder")
     parts = [_from_rows(rows, certifier.bound.guarantee)] if rows else []
-    with path.open("a", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
+    with path.open("ab") as file:
         for first in range(len(rows), count, batch_size):
-            x, label = batch(first, min(count, first + batch_size))
+            last = min(count, first + batch_size)
+            x, label = batch(first, last)
             part = certifier.certify(x, first, label)
             inspect(first, x, part)
-            for k in range(len(part)):
-                values = (
-                    first + k,
-                    int(label[k]),
-                    int(part.prediction[k]),
-                    float(part.margin[k]),
-                    float(part.radius[k]),
-                )
-                writer.writerow(values)
+            written = _to_rows(first, label, part)
+            file.write(written)
             file.flush()
             os.fsync(file.fileno())
+            digest.update(written)
+            _write_mark(path, fingerprint, origin, last, digest.hexdigest())
             parts.append(part)
-            progress("certifying", min(count, first + batch_size) / count)
+            progress("certifying", last / count)
     return concatenate(parts)
 
 
 def read_certificates(path: str | Path, guarantee: str = "") -> Certificates:
-    """The certificates in a CSV file."""
-    return _from_rows(_parse(Path(path).read_text()), guarantee)
+    """The certificates in a CSV file; if there is a checksum beside it, those that it covers."""
+    path = Path(path)
+    mark = _read_mark(path)
+    content = _covered(path, mark) if "sha256" in mark else path.read_bytes()
+    return _from_rows(_parse(content, path), guarantee)
 
 
 def check_continues(path: Path, fingerprint: str, origin: str) -> None:
-    """Refuse a file of certificates that are not of these weights and this origin."""
-    mark = path.with_suffix(".origin.json")
-    if path.exists() and not mark.exists():
+    """Refuse a file of certificates that are not of these weights and this origin, or that were changed."""
+    if not path.exists():
+        return
+    mark = _read_mark(path)
+    if not mark:
         raise ResumeError(
-            f"{path} exists, but not {mark.name} that says what it holds; remove it or choose another folder"
+            f"{path} exists, but not {_mark_path(path).name} that says what it holds; remove it or choose another "
+            "folder"
         )
-    if path.exists() and _read_origin(mark) != _origin(fingerprint, origin):
+    if (mark.get("fingerprint"), mark.get("origin")) != (fingerprint, origin):
         raise ResumeError(
             f"{path} holds certificates of other weights or data, or by another method; remove it or choose another "
             "folder"
         )
+    if "sha256" not in mark:
+        raise ResumeError(
+            f"{path} was written by an earlier version of lipcert, without a checksum of its rows; remove it or choose "
+            "another folder"
+        )
+    _covered(path, mark)
 
 
-def _existing_rows(path: Path, fingerprint: str, origin: str) -> list[list[str]]:
-    """The complete rows of a file to be continued; a half-written last row is cut off. A new file gets its header."""
+def _begin(path: Path, fingerprint: str, origin: str) -> bytes:
+    """What a file to be continued holds, up to where its checksum reaches; the rest is cut off. A new one is made."""
     check_continues(path, fingerprint, origin)
     if path.exists():
-        text = path.read_text()
-        complete = text[: text.rfind("\n") + 1]
-        rows = _parse(complete)
-        if complete != text:
-            with replace_file(path) as temporary:
-                temporary.write_text(complete)
-        return rows
-    with replace_file(path.with_suffix(".origin.json")) as temporary:
-        temporary.write_text(json.dumps(_origin(fingerprint, origin)) + "\n")
+        covered = _covered(path, _read_mark(path))
+        os.truncate(path, len(covered))
+        return covered
+    header = (",".join(HEADER) + "\n").encode()
+    _write_mark(path, fingerprint, origin, 0, hashlib.sha256(header).hexdigest())
     with replace_file(path) as temporary:
-        temporary.write_text(",".join(HEADER) + "\n")
-    return []
+        temporary.write_bytes(header)
+    return header
 
 
-def _origin(fingerprint: str, origin: str) -> dict[str, str]:
-    return {"fingerprint": fingerprint, "origin": origin}
+def _covered(path: Path, mark: dict[str, Any]) -> bytes:
+    """The header and the rows that the checksum covers. It finds changes, but stops nobody who computes it anew."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    covered = b"".join(lines[: 1 + mark["rows"]])
+    if hashlib.sha256(covered).hexdigest() != mark["sha256"]:
+        raise ResumeError(
+            f"{path} was edited or is damaged: its first {mark['rows']} rows do not have the checksum in "
+            f"{_mark_path(path).name}; remove it and certify again"
+        )
+    return covered
 
 
-def _read_origin(mark: Path) -> object:
+def _mark_path(path: Path) -> Path:
+    return path.with_suffix(".origin.json")
+
+
+def _write_mark(path: Path, fingerprint: str, origin: str, rows: int, sha256: str) -> None:
+    """Write beside a file what its first rows depend on, and the checksum of the file up to their end."""
+    mark = {"fingerprint": fingerprint, "origin": origin, "rows": rows, "sha256": sha256}
+    with replace_file(_mark_path(path)) as temporary:
+        temporary.write_text(json.dumps(mark) + "\n")
+
+
+def _read_mark(path: Path) -> dict[str, Any]:
+    """What is written beside a file; empty if there is nothing."""
+    if not _mark_path(path).exists():
+        return {}
     try:
-        return json.loads(mark.read_text())
+        mark = json.loads(_mark_path(path).read_text())
     except ValueError:
-        return None
+        mark = None
+    if not isinstance(mark, dict) or ("sha256" in mark and not isinstance(mark.get("rows"), int)):
+        raise ResumeError(f"{_mark_path(path)} is damaged; remove it and {path.name} and certify again")
+    return mark
 
 
-def _parse(text: str) -> list[list[str]]:
-    header, *rows = list(csv.reader(text.splitlines())) or [[]]
+def _parse(content: bytes, path: Path) -> list[list[str]]:
+    header, *rows = list(csv.reader(content.decode(errors="replace").splitlines())) or [[]]
     if tuple(header) != HEADER or not all(_is_row(row, k) for k, row in enumerate(rows)):
         raise ResumeError(
-            f"the certificates file is damaged: expected the columns {', '.join(HEADER)} and rows 0, 1, 2, …"
+            f"{path} is damaged: expected the columns {', '.join(HEADER)}, rows 0, 1, 2, …, classes from 0 on, and "
+            "finite margins and radii that are not negative; remove it and certify again"
         )
     return rows
 
 
 def _is_row(row: list[str], index: int) -> bool:
     try:
-        return len(row) == len(HEADER) and int(row[0]) == index and not any(isnan(float(value)) for value in row[1:])
+        place, label, prediction = (int(value) for value in row[:3])
+        margin, radius = (float(value) for value in row[3:])
     except ValueError:
         return False
+    classes = min(label, prediction) >= 0 and max(label, prediction) < 2**63
+    return place == index and classes and all(isfinite(value) and value >= 0 for value in (margin, radius))
+
+
+def _to_rows(first: int, label: Tensor, part: Certificates) -> bytes:
+    columns = (label.tolist(), part.prediction.tolist(), part.margin.tolist(), part.radius.tolist())
+    rows = enumerate(zip(*columns, strict=True), start=first)
+    return "".join(f"{index},{','.join(map(repr, row))}\n" for index, row in rows).encode()
 
 
 def _from_rows(rows: list[list[str]], guarantee: str) -> Certificates:

@@ -11,11 +11,12 @@ import torch
 from rich.table import Table
 from torch import Tensor
 
-from lipcert.bounds.certified import METHODS, bound_targets, promised_constants
+from lipcert.bounds.compute import bound_targets, promised_constants
 from lipcert.bounds.estimator import METHODS as ESTIMATES
 from lipcert.bounds.estimator import Estimator
+from lipcert.bounds.fit import FitOptions, fit_scales
+from lipcert.bounds.methods import METHODS
 from lipcert.bounds.sampled import estimate_sampled
-from lipcert.bounds.scales import FitOptions, fit_scales
 from lipcert.bounds.targets import TARGETS
 from lipcert.errors import OptionError, TooLargeError
 from lipcert.loading import LoadedModel
@@ -51,7 +52,7 @@ def constants(
 ) -> list[Constant]:
     """Every method for every target: estimates if a number of iterations is given, guaranteed bounds otherwise."""
     everything = ALL in (methods or ())
-    chosen = targets or (("network", "pairwise") if everything else TARGETS)
+    chosen = list(targets or (("network", "pairwise") if everything else TARGETS))
     known = METHODS if iterations is None else ESTIMATES
     rows: list[Constant] = []
     for method in known if everything else methods or QUICK:
@@ -70,7 +71,9 @@ def _bounds(
     """The constants of one method; with `refusals`, a method that cannot treat the network says so in its rows."""
     try:
         fit = FitOptions(start=loaded.scales)
-        bounds = bound_targets(loaded.model, loaded.input_shape, method, targets, fit=fit, progress=progress)
+        bounds = bound_targets(
+            loaded.model, loaded.input_shape, method, targets, fit=fit, network=loaded.network, progress=progress
+        )
     except (TooLargeError, OptionError) as error:
         if not refusals:
             raise

@@ -1,14 +1,22 @@
-"""`lipcert reproduce`: its tables on the terminal."""
+"""`lipcert reproduce`: its tables on the terminal.
+
+The tables themselves are made by another package, lipcert_experiments, which is imported when the command runs.
+"""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.markup import escape
 from rich.table import Table
 
-from lipcert.reproduce import EXPERIMENTS, Plan, Reproduction, reproduce
+from lipcert.errors import OptionError
 from lipcert.training.loop import Progress
+
+if TYPE_CHECKING:
+    from lipcert_experiments import Reproduction
 
 
 def run(
@@ -22,11 +30,17 @@ def run(
     progress: Progress,
 ) -> Reproduction:
     """Reproduce an experiment by name."""
+    _check_installed()
+    from lipcert_experiments import Plan, reproduce
+
     return reproduce(name, Plan(budget, protocol, epochs, seed), out, data_dir, progress)
 
 
 def experiments_table() -> Table:
     """All experiments with what they are and how long they take."""
+    _check_installed()
+    from lipcert_experiments import EXPERIMENTS
+
     table = Table(
         title="Tables and figures of the paper",
         caption="tiny: small networks on the embedded digits. hour: fewer epochs and configurations, on two cores. "
@@ -52,3 +66,11 @@ def outcome_table(done: Reproduction) -> Table:
     for row in done.outcome.table.texts():
         table.add_row(*(escape(cell) for cell in row))
     return table
+
+
+def _check_installed() -> None:
+    if find_spec("lipcert_experiments") is None:
+        raise OptionError(
+            "lipcert reproduce needs the package lipcert_experiments, which is not installed: "
+            "run `pip install .` in a checkout of lipcert, which brings both"
+        )

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lipcert.layers.rescaling import between_grid_points, correlations
 from lipcert.norms.gram import bound_spectral_norm
-from lipcert.norms.rounding import UNDERFLOW, gamma, round_up
+from lipcert.rounding import UNDERFLOW, gamma, round_up
 
 _POINTS = 64
 

@@ -8,31 +8,28 @@ from math import isfinite, log, prod, sqrt
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
-from lipcert.errors import OptionError, check_choice
+from lipcert.errors import OptionError, ShapeError, UnsupportedError, check_choice
 from lipcert.layers import proof
 from lipcert.layers.rescaling import between_grid_points, circular, conv_factor, dense_factor, root
 from lipcert.network import slopes
-from lipcert.network.rules.registry import Call, Input, Refusal, Result, find_rule, register_rule
+from lipcert.network.build import trace
+from lipcert.network.rules.registry import Call, Input, Result, register_rule
 
 RESCALINGS = ("sn", "aol", "sll")
-_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
-    "relu": nn.ReLU,
-    "leaky-relu": lambda: nn.LeakyReLU(0.1),
-    "tanh": nn.Tanh,
-    "sigmoid": nn.Sigmoid,
-    "softplus": nn.Softplus,
+_ACTIVATIONS: dict[str, tuple[Callable[[], nn.Module], tuple[float, float]]] = {
+    "relu": (nn.ReLU, (0.0, 1.0)),
+    "leaky-relu": (lambda: nn.LeakyReLU(0.1), (0.1, 1.0)),
+    "tanh": (nn.Tanh, (0.0, 1.0)),
+    "sigmoid": (nn.Sigmoid, (0.0, 0.25)),
+    "softplus": (lambda: nn.Softplus(threshold=40.0), (0.0, 1.0)),
 }
+"""By name: the module and its slopes [α, β]."""
 _FIELD = 16
 _STEADY = 1.005
 """SN of convolutions: the power iteration runs on a periodic image of `_FIELD` points per reach of the kernel, and may
 lag behind the weights by this factor."""
-
-# Single operations to torch.fx, computed from parameters alone: constants of the traced network, read anew every time.
-fx.wrap("dense_factor")
-fx.wrap("conv_factor")
-fx.wrap("root")
 
 
 class _RhoLipschitz(nn.Module):
@@ -59,8 +56,10 @@ class _RhoLipschitz(nn.Module):
             raise OptionError(f"rho is {rho}, expected a positive number")
         if isinstance(activation, str):
             check_choice("activation", activation, tuple(_ACTIVATIONS))
-            activation = _ACTIVATIONS[activation]()
-        self.alpha, self.beta = _slopes(activation)
+            make, (self.alpha, self.beta) = _ACTIVATIONS[activation]
+            activation = make()
+        else:
+            self.alpha, self.beta = _slopes(activation)
         self.activation = activation
         self.rescaling = rescaling
         # Not orthogonal: I − WᵀW, the linear part of a square layer with ReLU, would vanish and with it all long maps.
@@ -107,8 +106,8 @@ class _RhoLipschitz(nn.Module):
 class RhoLipschitzLinear(_RhoLipschitz):
     """h(x) = √ρ·x − (α+β)/√ρ·WᵀTφ(Wx + b), which is √ρ-Lipschitz: T keeps W Wᵀ ⪯ 2ρ/(α+β)²·T⁻¹ for all weights W.
 
-    It is traced in this residual form, with φ as its only site; `lipcert.trace(…, view="opaque")` sees one √ρ-Lipschitz
-    map instead.
+    It is traced in this residual form, with φ as its only site; `lipcert.trace(…, view="certified")` sees one map with
+    the constant that is proved for its present weights instead.
 
     Args:
         features: of the input and of the output.
@@ -205,12 +204,6 @@ class RhoLipschitzConv2d(_RhoLipschitz):
         return proof.gershgorin(self.weight, self.log_q, factors)
 
 
-@register_rule(RhoLipschitzLinear, RhoLipschitzConv2d, view="opaque")
-def opaque_rule(call: Call, x: Input) -> Result:
-    assert isinstance(call.module, _RhoLipschitz)
-    return slopes.lipschitz_map(call.module.lipschitz, ulps=None)
-
-
 @register_rule(RhoLipschitzLinear, RhoLipschitzConv2d, view="certified")
 def certified_rule(call: Call, x: Input) -> Result:
     assert isinstance(call.module, _RhoLipschitz)
@@ -219,12 +212,17 @@ def certified_rule(call: Call, x: Input) -> Result:
 
 def _slopes(activation: nn.Module) -> tuple[float, float]:
     """[α, β] of an activation, by its rule; α < 0 would break the proposition, for which 0 ≤ α is assumed."""
-    name, rule, x = type(activation).__name__, find_rule(activation), Input(0, (1,))
+    name = type(activation).__name__
     try:
-        slope = rule(Call(name, activation, activation, (x,), {}, (1,)), x) if rule is not None else None
-    except Refusal as error:
-        raise OptionError(f"activation {name}: {error}") from None
-    if not isinstance(slope, slopes.Slope) or not slope.elementwise:
+        network = trace(activation, (1,), training=True)
+    except UnsupportedError as error:
+        raise OptionError(f"activation {name}: {error.nodes[0].remedy}") from None
+    except ShapeError:
+        network = None
+    # Its input, its value, and the output: anything else that is computed would change the slopes.
+    alone = network is not None and network.depth == 1 and len(network.nodes) == 3 and network.nodes[-1].exact
+    slope = network.sites[1].slope if network is not None and alone else None
+    if slope is None or not slope.elementwise:
         raise OptionError(f"activation {name} has no rule with elementwise slopes; register one, or use ReLU")
     alpha, beta = slope.alpha, slope.beta
     if not (isinstance(alpha, float) and isinstance(beta, float)):

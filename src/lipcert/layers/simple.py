@@ -1,4 +1,4 @@
-"""Sorting and normalisation, as modules with their rules."""
+"""Sorting and normalisation, as modules."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from lipcert.errors import OptionError
-from lipcert.network import slopes
-from lipcert.network.rules.registry import Call, Input, Result, register_rule
 
 
 class GroupSort(nn.Module):
@@ -32,12 +30,6 @@ class MaxMin(GroupSort):
 
     def __init__(self) -> None:
         super().__init__(2)
-
-
-@register_rule(GroupSort)
-def group_sort_rule(call: Call, x: Input) -> Result:
-    assert isinstance(call.module, GroupSort)
-    return slopes.group_sort(call.module.size)
 
 
 class Normalize(nn.Module):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from math import prod
+from itertools import chain, combinations
+from math import ceil, gcd, prod
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lipcert.network.linear import LinearOp, Live, Shape
+from lipcert.network.linear import LinearOp, has_denormals
+from lipcert.network.program import Live, Shape
 
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
@@ -21,6 +23,40 @@ class _Kernel(LinearOp):
 
     weight: Live
     groups: int
+    stride: Shape
+    dilation: Shape
+    weighted = True
+    coarse = True
+
+    def denormal(self) -> bool:
+        return has_denormals(self.weight())
+
+    def norm_proofs(self) -> list[tuple[float, list[Tensor]]]:
+        """The kernel as a matrix, for every way to divide its axes of taps.
+
+        Let y_o(w) = Σ_{c,t} K[o,c,t]·x_c(ws + td − p), and put the taps t_R of some axes R with the output channel: the
+        matrix M has rows (o, t_R) and columns (c, t_S), S being the other axes. Apply M to all patches of x that extend
+        along S; each entry of x lies in at most Π_S ⌈k·gcd(s,d)/s⌉ of them. An output is a sum of Π_R k entries of the
+        results, none of which is used twice, so by the inequality of Cauchy and Schwarz
+
+            ‖A‖² ≤ ‖M‖²·Π_R k·Π_S ⌈k·gcd(s,d)/s⌉.
+
+        Zeros around the image only remove terms. Groups act on different channels, so the largest of their bounds
+        holds. A transposed convolution is part of the transpose of the convolution with the same kernel.
+        """
+        weight = self.weight()
+        axes = range(weight.dim() - 2)
+        size = weight.shape[2:]
+        repeats = [ceil(k * gcd(s, d) / s) for k, s, d in zip(size, self.stride, self.dilation, strict=True)]
+        proofs = []
+        for rows in chain.from_iterable(combinations(axes, count) for count in range(len(axes) + 1)):
+            columns = [axis for axis in axes if axis not in rows]
+            order = (0, *(2 + axis for axis in rows), 1, *(2 + axis for axis in columns))
+            factor = prod(size[axis] for axis in rows) * prod(repeats[axis] for axis in columns)
+            height = prod(size[axis] for axis in rows)
+            kernels = [k.permute(order).reshape(len(k) * height, -1) for k in weight.chunk(self.groups)]
+            proofs.append((float(factor), kernels))
+        return proofs
 
     @property
     def accumulations(self) -> int:

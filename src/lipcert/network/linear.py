@@ -16,10 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lipcert.errors import ShapeError
-
-Shape = tuple[int, ...]
-Live = Callable[[], Tensor]
-"""A tensor of the model, read at the moment it is needed."""
+from lipcert.network.program import Live, Shape
 
 
 class LinearOp(ABC):
@@ -29,6 +26,12 @@ class LinearOp(ABC):
     out_shape: Shape
     terms: int
     """Products accumulated per output entry; 0 if the operation only moves or copies entries (exact in floats)."""
+    weighted: bool = False
+    """Whether |A| may have a larger norm than A."""
+    coarse: bool = False
+    """Whether entries of the result are so many that errors of few products are better bounded in norm."""
+    adds: bool = False
+    """Whether the operation stands for a term of a sum, which is rounded even if its entries are only moved."""
 
     @property
     def accumulations(self) -> int:
@@ -49,6 +52,19 @@ class LinearOp(ABC):
         """|A| x for every row of the batch, |A| being the entrywise absolute value."""
         self._check(x, self.in_shape, "magnitude")
         return self._magnitude(x)
+
+    @property
+    def covered(self) -> bool:
+        """Whether the rounding errors of the operation can be bounded."""
+        return self.terms >= 0
+
+    def norm_proofs(self) -> list[tuple[float, list[Tensor]]]:
+        """Pairs (f, matrices) with ‖A‖₂ ≤ √f·(largest norm of the matrices); none if nothing is known."""
+        return []
+
+    def denormal(self) -> bool:
+        """Whether weights are so small that processors may take them for zero."""
+        return False
 
     def as_matrix(self, like: Tensor | None = None) -> Tensor:
         """The dense matrix, `(prod(out_shape), prod(in_shape))`, in the dtype and device of `like`."""
@@ -79,6 +95,7 @@ class Identity(LinearOp):
     in_shape: Shape
     sign: int = 1
     terms: int = 0
+    adds = True
 
     @property
     def out_shape(self) -> Shape:  # type: ignore[override]
@@ -119,10 +136,17 @@ class Dense(LinearOp):
     weight: Live
     in_shape: Shape
     out_shape: Shape
+    weighted = True
 
     @property
     def terms(self) -> int:  # type: ignore[override]
         return self.in_shape[-1]
+
+    def norm_proofs(self) -> list[tuple[float, list[Tensor]]]:
+        return [(1.0, [self.weight()])]
+
+    def denormal(self) -> bool:
+        return has_denormals(self.weight())
 
     @property
     def accumulations(self) -> int:
@@ -165,6 +189,9 @@ class Scale(LinearOp):
     def _magnitude(self, x: Tensor) -> Tensor:
         return x * self.factor().to(x.dtype).abs()
 
+    def denormal(self) -> bool:
+        return has_denormals(self.factor())
+
 
 @dataclass(frozen=True)
 class Embed(LinearOp):
@@ -188,13 +215,35 @@ class Embed(LinearOp):
         return self._apply(x)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
+class Gather(LinearOp):
+    """y_k = x_{source_k}: every entry of the result is a copy of an entry, found by its number."""
+
+    source: Tensor
+    in_shape: Shape
+    out_shape: Shape
+    terms: int = 0
+
+    def _apply(self, x: Tensor) -> Tensor:
+        chosen = x.reshape(x.shape[0], -1).index_select(1, self.source.to(x.device))
+        return chosen.reshape(x.shape[0], *self.out_shape)
+
+    def _adjoint(self, y: Tensor) -> Tensor:
+        x = y.new_zeros(y.shape[0], prod(self.in_shape))
+        x = x.index_add(1, self.source.to(y.device), y.reshape(y.shape[0], -1))
+        return x.reshape(y.shape[0], *self.in_shape)
+
+    def _magnitude(self, x: Tensor) -> Tensor:
+        return self._apply(x)
+
+
+@dataclass(frozen=True, eq=False)
 class Function(LinearOp):
     """Any linear function of a batch; the adjoint comes from automatic differentiation.
 
     Used where torch's own function already is the linear map (pooling, padding, slicing, …), and for rules that users
-    register. `terms` counts the products per output; `nonnegative` says that all entries of the matrix are ≥ 0, so
-    that |A| = A. Without both, rounding errors of the operation cannot be bounded.
+    register. `terms` counts the products per output; |A| is A itself if no entry of the matrix is negative
+    (`nonnegative`), or else the function `absolute`. Without them, rounding errors cannot be bounded.
     """
 
     function: Callable[[Tensor], Tensor]
@@ -202,6 +251,15 @@ class Function(LinearOp):
     out_shape: Shape
     terms: int = -1
     nonnegative: bool = False
+    absolute: Callable[[Tensor], Tensor] | None = None
+
+    @property
+    def weighted(self) -> bool:  # type: ignore[override]
+        return self.absolute is not None
+
+    @property
+    def covered(self) -> bool:
+        return self.terms >= 0 and (self.nonnegative or self.absolute is not None)
 
     def _apply(self, x: Tensor) -> Tensor:
         return self.function(x)
@@ -214,21 +272,14 @@ class Function(LinearOp):
         return gradient
 
     def _magnitude(self, x: Tensor) -> Tensor:
+        if self.absolute is not None:
+            return self.absolute(x)
         if not self.nonnegative:
             raise NotImplementedError
         return self._apply(x)
 
-    def check(self, dtype: torch.dtype, device: torch.device) -> str | None:
-        """What is wrong with `function` as a linear map of independent rows; None if nothing was found."""
-        generator = torch.Generator().manual_seed(0)
-        x = torch.randn(3, *self.in_shape, generator=generator).to(device, dtype)
-        x[1] = 0
-        with torch.no_grad():
-            y, sums = self.function(x), self.function(torch.cat([2 * x[2:], x[2:] + x[:1]]))
-        if tuple(y.shape) != (3, *self.out_shape):
-            return f"maps a batch of 3 to the shape {tuple(y.shape)}, expected {(3, *self.out_shape)}"
-        if y[1].count_nonzero() > 0:
-            return "does not map zero to zero, or mixes the rows of a batch"
-        expected = torch.stack([2 * y[2], y[2] + y[0]])
-        error = (sums - expected).abs().max()
-        return "is not linear" if error > 1e-3 * expected.abs().max() else None
+
+def has_denormals(weight: Tensor) -> bool:
+    """Whether a tensor has entries between zero and the smallest normal number of its type."""
+    size = weight.detach().abs()
+    return bool(((size > 0) & (size < torch.finfo(torch.float32).tiny)).any())

@@ -1,23 +1,27 @@
 """The normal form of a network: a DAG of linear operations between numbered sites.
 
-Site 0 is the input, sites 1..n are the nonlinearities in topological order, site n+1 is the output. For given centres
-c_i, replacing every nonlinearity φ_i by c_i·id leaves a linear network; B_ji is its map from the output of site i to
-the input of site j.
+Site 0 is the input, sites 1..n are the nonlinearities in topological order, site n+1 is the output. B_ji is the linear
+map from the output of site i to the input of site j: the sum over all paths that avoid other nonlinearities. As
+captured, few maps differ from zero; the loop transformation (see `rewrites`) opens paths around the nonlinearities.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, fx
 
 from lipcert.errors import OptionError
-from lipcert.network.linear import LinearOp, Live, Shape
+from lipcert.network.linear import LinearOp
+from lipcert.network.program import Live, Program, Shape
 from lipcert.network.slopes import Slope
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,17 @@ class Node:
     edges: tuple[Edge, ...] = ()
     offset: Live | None = None
     """Magnitude of the constants that the operation adds, for one input; None if there are none."""
+    exact: bool = False
+    """Whether the node is only a step of the analysis, which the program does not compute."""
+
+    @property
+    def roundings(self) -> int:
+        """How many roundings an entry of the sum can see; 0 if the node only moves entries."""
+        if self.exact or not self.edges:
+            return 0
+        count = max(edge.op.terms for edge in self.edges) + len(self.edges) - 1
+        moves = all(edge.op.terms == 0 and not edge.op.adds for edge in self.edges)
+        return count if self.offset is None or moves else count + 1
 
 
 @dataclass(frozen=True)
@@ -50,7 +65,7 @@ class Site:
     slope: Slope | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Network:
     """A traced network. `nodes` are in topological order, `sites` run from the input (0) to the output (n+1)."""
 
@@ -58,9 +73,13 @@ class Network:
     sites: tuple[Site, ...]
     dtype: torch.dtype
     device: torch.device
-    graph: fx.GraphModule = field(repr=False)
+    program: Program = field(repr=False)
     produced: Mapping[fx.Node, int] = field(repr=False)
-    """The traced graph, for running the model itself, and the node of the normal form that each of its nodes is."""
+    """The captured program, and the node of the normal form that each of its values is."""
+
+    def __repr__(self) -> str:
+        inner = ", ".join(site.name for site in self.sites[1:-1])
+        return f"Network({self.input_shape} → {self.output_shape}, {self.depth} nonlinearities: {inner})"
 
     @property
     def depth(self) -> int:
@@ -90,6 +109,14 @@ class Network:
         """Node → the site whose output it is."""
         return {site.output: index for index, site in enumerate(self.sites[:-1])}
 
+    def site_names(self) -> list[str]:
+        """Distinct names of the sites 0..n."""
+        names: list[str] = []
+        for site in self.sites[:-1]:
+            count = sum(name == site.name or name.startswith(f"{site.name}#") for name in names)
+            names.append(site.name if count == 0 else f"{site.name}#{count + 1}")
+        return names
+
     def out_size(self, site: int) -> int:
         """Dimension of the output of a site."""
         return prod(self.nodes[self.sites[site].output].shape)
@@ -98,26 +125,12 @@ class Network:
         """Dimension of the input of a site."""
         return prod(self.nodes[self.sites[site].source].shape)
 
-    def sectors(self, norm: float = 2.0) -> list[tuple[float | Tensor, float | Tensor]]:
-        """(c_i, s_i) of the loop transformation for sites 0..n; the input has (0, 1)."""
-        return [site.slope.sector(norm) if site.slope else (0.0, 1.0) for site in self.sites[:-1]]
-
-    def lipschitz_sectors(self, norm: float = 2.0) -> list[tuple[float | Tensor, float | Tensor]]:
-        """(0, Lip(φ_i)) for sites 0..n: the sectors without loop transformation, which give the naive bound."""
-        return [(0.0, site.slope.lipschitz(norm) if site.slope else 1.0) for site in self.sites[:-1]]
-
-    def reach(self, passing: Sequence[bool]) -> tuple[list[set[int]], list[set[int]]]:
-        """Which nodes lie behind each site's output, and before each site's input, in the linear network.
-
-        `passing[i]` says whether site i lets linear paths through (c_i ≠ 0).
-        """
+    def reach(self) -> tuple[list[set[int]], list[set[int]]]:
+        """Which nodes linear paths lead to from each site's output, and from which nodes to each site's input."""
         successors: dict[int, set[int]] = {v: set() for v in range(len(self.nodes))}
         for v, node in enumerate(self.nodes):
             for edge in node.edges:
                 successors[edge.source].add(v)
-        for index, site in enumerate(self.sites[1:-1], start=1):
-            if passing[index]:
-                successors[site.source].add(site.output)
         behind: list[set[int]] = [set() for _ in self.nodes]
         for v in reversed(range(len(self.nodes))):
             behind[v] = {v}.union(*(behind[w] for w in successors[v]))
@@ -125,11 +138,7 @@ class Network:
         before = [{v for v in range(len(self.nodes)) if site.source in behind[v]} for site in self.sites[1:]]
         return after, before
 
-    def pullback(self, seed: Tensor, centres: Sequence[float | Tensor]) -> list[Tensor | None]:
-        """B_{n+1,i}ᵀ y for every row y of `seed`, for i = 0..n: one adjoint pass from the output."""
-        return self.pull(self.depth + 1, seed, centres)
-
-    def pull(self, site: int, seed: Tensor, centres: Sequence[float | Tensor]) -> list[Tensor | None]:
+    def pull(self, site: int, seed: Tensor) -> list[Tensor | None]:
         """B_{site,i}ᵀ y for every row y of `seed`, for i = 0..n; None where no linear path leads from site i."""
         values: dict[int, Tensor] = {self.sites[site].source: seed}
         pulled: list[Tensor | None] = [None] * (self.depth + 1)
@@ -137,37 +146,31 @@ class Network:
             y = values.pop(v, None)
             if y is None:
                 continue
-            index = self.site_of_output.get(v)
-            if index is None:
-                for edge in self.nodes[v].edges:
-                    _accumulate(values, edge.source, edge.op.adjoint(y))
-                continue
-            pulled[index] = y
-            if index > 0 and not _is_zero(centres[index]):
-                _accumulate(values, self.sites[index].source, centres[index] * y)
+            if v in self.site_of_output:
+                pulled[self.site_of_output[v]] = y
+            for edge in self.nodes[v].edges:
+                _accumulate(values, edge.source, edge.op.adjoint(y))
         return pulled
 
-    def push(self, site: int, x: Tensor, centres: Sequence[float | Tensor]) -> list[Tensor | None]:
+    def push(self, site: int, x: Tensor) -> list[Tensor | None]:
         """B_{j,site} x for every row of x, for j = 1..n+1: one forward pass from the output of a site."""
         values: dict[int, Tensor] = {self.sites[site].output: x}
         for v, node in enumerate(self.nodes):
-            index = self.site_of_output.get(v)
-            if (
-                index is not None
-                and index > site
-                and not _is_zero(centres[index])
-                and self.sites[index].source in values
-            ):
-                values[v] = centres[index] * values[self.sites[index].source]
             for edge in node.edges:
                 if edge.source in values:
                     _accumulate(values, v, edge.op.apply(values[edge.source]))
         return [values.get(s.source) for s in self.sites[1:]]
 
 
+def rebuilt(network: Network, nodes: Sequence[Node], moved: Mapping[int, int], changed: Mapping[int, Site]) -> Network:
+    """The network with other nodes: `moved` says where the values of the old ones are now, `changed` has new sites."""
+    sites = []
+    for index, site in enumerate(network.sites):
+        kept = Site(site.name, moved.get(site.source, -1), moved.get(site.output, -1), site.slope)
+        sites.append(changed.get(index, kept))
+    produced = {key: moved[v] for key, v in network.produced.items()}
+    return Network(tuple(nodes), tuple(sites), network.dtype, network.device, network.program, produced)
+
+
 def _accumulate(values: dict[int, Tensor], node: int, value: Tensor) -> None:
     values[node] = values[node] + value if node in values else value
-
-
-def _is_zero(value: float | Tensor) -> bool:
-    return isinstance(value, float) and value == 0.0

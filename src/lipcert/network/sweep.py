@@ -7,7 +7,7 @@ operation once, however many pairs there are.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -23,16 +23,14 @@ Pair = tuple[int, int]
 class Sweep:
     """The schedule for the pairs (j, i), i < j ≤ last, that a linear path joins, or for `only` some of them.
 
-    `passing[i]` says whether site i lets linear paths through (c_i ≠ 0). `starts[i]` lists the pairs that begin at
+    `starts[i]` lists the pairs that begin at
     site i and `ends[j]` those that end at site j, in the order of the rows of the corresponding tensors; `pairs` lists
     all, by j, then i.
     """
 
-    def __init__(
-        self, network: Network, passing: Sequence[bool], last: int, only: Collection[Pair] | None = None
-    ) -> None:
+    def __init__(self, network: Network, last: int, only: Collection[Pair] | None = None) -> None:
         self.network = network
-        after, before = network.reach(passing)
+        after, before = network.reach()
         sites = network.sites
         joined = [(j, i) for j in range(1, last + 1) for i in range(j) if sites[j].source in after[i]]
         self.pairs: list[Pair] = joined if only is None else [pair for pair in joined if pair in only]
@@ -46,17 +44,17 @@ class Sweep:
         self._ends_at: list[list[tuple[int, _Rows]]] = [[] for _ in network.nodes]
         for j, rows in self.ends.items():
             self._ends_at[sites[j].source].append((j, self._rows(sites[j].source, rows)))
-        self._links = [self._links_into(v, passing) for v in range(len(network.nodes))]
+        self._links = [self._links_into(v) for v in range(len(network.nodes))]
         self._place_forward, self._place_adjoint = self._placements()
 
-    def forward(self, starts: dict[int, Tensor], centres: Sequence[float | Tensor]) -> dict[int, Tensor]:
+    def forward(self, starts: dict[int, Tensor]) -> dict[int, Tensor]:
         """B_ji x_ji for all pairs: from the rows of x at each start site i to the rows of B x at each end site j."""
         values: dict[int, Tensor] = {}
         ends: dict[int, Tensor] = {}
         for v in range(len(self.network.nodes)):
             if not self._position[v]:
                 continue
-            parts = [_apply(link, link.take.select(values[link.source]), centres) for link in self._links[v]]
+            parts = [link.op.apply(link.take.select(values[link.source])) for link in self._links[v]]
             site = self.network.site_of_output.get(v)
             if site in self._start_rows:
                 parts.append(starts[site])
@@ -65,7 +63,7 @@ class Sweep:
                 ends[j] = rows.select(values[v])
         return ends
 
-    def adjoint(self, ends: dict[int, Tensor], centres: Sequence[float | Tensor]) -> dict[int, Tensor]:
+    def adjoint(self, ends: dict[int, Tensor]) -> dict[int, Tensor]:
         """B_jiᵀ y_ji for all pairs: from the rows of y at each end site j to the rows of Bᵀy at each start site i."""
         parts: list[list[Tensor]] = [[] for _ in self.network.nodes]
         starts: dict[int, Tensor] = {}
@@ -78,20 +76,15 @@ class Sweep:
             if site in self._start_rows:
                 starts[site] = self._start_rows[site].select(y)
             for link in self._links[v]:
-                parts[link.source].append(_adjoint(link, link.put.select(y), centres))
+                parts[link.source].append(link.op.adjoint(link.put.select(y)))
         return starts
 
-    def _links_into(self, v: int, passing: Sequence[bool]) -> list[_Link]:
-        site = self.network.site_of_output.get(v)
-        incoming: list[tuple[int, LinearOp | int]]
-        if site is None:
-            incoming = [(edge.source, edge.op) for edge in self.network.nodes[v].edges]
-        else:
-            incoming = [(self.network.sites[site].source, site)] if site > 0 and passing[site] else []
+    def _links_into(self, v: int) -> list[_Link]:
         links = []
-        for u, through in incoming:
-            if common := [pair for pair in self._position[u] if pair in self._position[v]]:
-                links.append(_Link(u, through, self._rows(u, common), self._rows(v, common)))
+        for edge in self.network.nodes[v].edges:
+            common = [pair for pair in self._position[edge.source] if pair in self._position[v]]
+            if common:
+                links.append(_Link(edge.source, edge.op, self._rows(edge.source, common), self._rows(v, common)))
         return links
 
     def _placements(self) -> tuple[list[_Placement], list[_Placement]]:
@@ -176,17 +169,9 @@ class _Placement:
 
 @dataclass(frozen=True)
 class _Link:
-    """Rows that travel into a node: out of `source`, through an operation or, for an int, through that site."""
+    """Rows that travel into a node: out of `source`, through an operation."""
 
     source: int
-    through: LinearOp | int
+    op: LinearOp
     take: _Rows
     put: _Rows
-
-
-def _apply(link: _Link, x: Tensor, centres: Sequence[float | Tensor]) -> Tensor:
-    return centres[link.through] * x if isinstance(link.through, int) else link.through.apply(x)
-
-
-def _adjoint(link: _Link, y: Tensor, centres: Sequence[float | Tensor]) -> Tensor:
-    return centres[link.through] * y if isinstance(link.through, int) else link.through.adjoint(y)

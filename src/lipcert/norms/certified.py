@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import sqrt
 
@@ -13,7 +13,8 @@ from lipcert.errors import NonFiniteError, OptionError
 from lipcert.network.normal_form import Network
 from lipcert.network.sweep import Pair, Sweep
 from lipcert.norms import gram, lanczos
-from lipcert.norms.rounding import UNDERFLOW, ProductErrors, round_up
+from lipcert.norms.product_errors import ProductErrors
+from lipcert.rounding import UNDERFLOW, round_up
 
 Progress = Callable[[str, float], None]
 """Called with what is being done and the fraction of it that is done."""
@@ -48,6 +49,10 @@ class NormOptions:
         if self.dense_limit < 0 or self.memory <= 0:
             raise OptionError("dense_limit and memory must not be negative")
 
+    def share(self, parts: int) -> NormOptions:
+        """The same with this part of the failure probability."""
+        return replace(self, failure_probability=self.failure_probability / parts)
+
 
 @dataclass
 class CertifiedNorms:
@@ -66,17 +71,14 @@ class CertifiedNorms:
 @torch.no_grad()
 def bound_norms(
     network: Network,
-    centres: Sequence[float],
     last: int,
     options: NormOptions | None = None,
     progress: Progress = no_progress,
 ) -> CertifiedNorms:
-    """Bound ‖B_ji‖ for all i < j ≤ last of a float64 network with the given centres."""
+    """Bound ‖B_ji‖ for all i < j ≤ last of a float64 network."""
     options = options or NormOptions()
-    centres = list(centres)
-    passing = [centre != 0.0 for centre in centres]
-    pairs = Sweep(network, passing, last).pairs
-    errors = ProductErrors(network, centres)
+    pairs = Sweep(network, last).pairs
+    errors = ProductErrors(network)
     plan = gram.gram_plan(network, pairs, options.dense_limit, options.memory)
     raw: dict[Pair, tuple[float, float]] = {}  # bound on the computed matrix, factor of the product error
     for count, (side, members) in enumerate(plan.items()):
@@ -84,7 +86,7 @@ def bound_norms(
             members, {(j, i): 8 * network.in_size(j) * network.out_size(i) for j, i in members}, options
         ):
             report = partial(progress, f"proving norms {count + 1}/{len(plan)}")
-            matrices = gram.dense_rows(network, side, chunk, centres, report)
+            matrices = gram.dense_rows(network, side, chunk, report)
             for pair in chunk:
                 rows = matrices.pop(pair)
                 raw[pair] = gram.bound_spectral_norm(rows), sqrt(rows.shape[0])
@@ -102,7 +104,7 @@ def bound_norms(
     for count, group in enumerate(groups):
         report = partial(progress, f"Lanczos {count + 1}/{len(groups)}")
         chosen = {pair: steps[pair] for pair in group}
-        ritz |= lanczos.lanczos_values(network, passing, centres, chosen, generator, report)
+        ritz |= lanczos.lanczos_values(network, chosen, generator, report)
     gaps = {(j, i): lanczos.gap_after(sides[j, i], steps[j, i], epsilon) for j, i in large}
     bounds = _finish(pairs, raw, ritz, steps, gaps, errors)
     return CertifiedNorms(

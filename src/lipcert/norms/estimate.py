@@ -41,12 +41,12 @@ class Rotation:
 
     PERIOD = 4
 
-    def __init__(self, sweep: Sweep, passing: Sequence[bool]) -> None:
+    def __init__(self, sweep: Sweep) -> None:
         strides = {(j, i): 1 if j - i <= 4 else 2 if j - i <= 8 else self.PERIOD for j, i in sweep.pairs}
         period = max(strides.values(), default=1)
         last = max((j for j, _ in sweep.pairs), default=0)
         turns = [{p for p, stride in strides.items() if (turn + sum(p)) % stride == 0} for turn in range(period)]
-        self._phases = [sweep] if period == 1 else [Sweep(sweep.network, passing, last, only=turn) for turn in turns]
+        self._phases = [sweep] if period == 1 else [Sweep(sweep.network, last, only=turn) for turn in turns]
         self._groups: dict[int, list[list[Pair]]] = {}  # pairs of a start site that take part at the same times
         for i, pairs in sweep.starts.items():
             together: dict[tuple[bool, ...], list[Pair]] = {}
@@ -64,7 +64,6 @@ class Rotation:
     def iterate(
         self,
         vectors: Vectors,
-        centres: Sequence[float | Tensor],
         iterations: int,
         turn: int = 0,
         accelerated: bool = True,
@@ -87,7 +86,7 @@ class Rotation:
                 i: _join([searches[i][g].probe() for g in active[i]], [self._groups[i][g] for g in active[i]], rows)
                 for i, rows in phase.starts.items()
             }
-            for i, image in phase.adjoint(phase.forward(probes, centres), centres).items():
+            for i, image in phase.adjoint(phase.forward(probes)).items():
                 parts = _split(image, phase.starts[i], [self._groups[i][g] for g in active[i]])
                 for g, part in zip(active[i], parts, strict=True):
                     searches[i][g].advance(part)
@@ -186,7 +185,7 @@ def _dots(x: Tensor, y: Tensor) -> Tensor:
     """(rows,): the inner products of corresponding rows."""
     if x.stride() == y.stride():
         return torch.einsum("rn,rn->r", flat_rows(x), flat_rows(y))
-    return (x * y).flatten(1).sum(1)
+    return (x * y).reshape(len(x), -1).sum(1)
 
 
 def _split(rows: Tensor, pairs: Sequence[Pair], groups: Sequence[Sequence[Pair]]) -> list[Tensor]:
@@ -205,21 +204,22 @@ def _join(parts: Sequence[Tensor], groups: Sequence[Sequence[Pair]], pairs: Sequ
     return torch.cat([found[pair] for pair in pairs])
 
 
-def estimate_norms(sweep: Sweep, vectors: Vectors, centres: Sequence[float | Tensor]) -> Tensor:
+def estimate_norms(sweep: Sweep, vectors: Vectors) -> Tensor:
     """‖B_ji x_ji‖ for all pairs, in the order of `sweep.pairs`.
 
     Differentiable in the weights: at a top right singular vector v with left singular vector u, the derivative of
     ‖Bv‖ for fixed v is uᵀ(dB)v, which is the derivative of the norm.
     """
-    ends = sweep.forward(vectors, centres)
+    ends = sweep.forward(vectors)
     return torch.cat([row_norms(ends[j]) for j in sorted(ends)])
 
 
 def flat_rows(x: Tensor) -> Tensor:
     """(rows, n): the entries of every row in the order in which they lie in memory, without copying them."""
-    if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
-        x = x.permute(0, 2, 3, 1)
-    return x.reshape(x.shape[0], -1)
+    if x.is_contiguous():
+        return x.reshape(x.shape[0], -1)
+    axes = sorted(range(1, x.dim()), key=lambda axis: (-x.stride()[axis], -x.shape[axis]))
+    return x.permute(0, *axes).reshape(x.shape[0], -1)
 
 
 def row_norms(x: Tensor, keepdim: bool = False) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lipcert.network.normal_form import Network
 from lipcert.network.sweep import Pair
-from lipcert.norms.rounding import gamma, round_up
+from lipcert.rounding import gamma, round_up
 
 _BATCH_BYTES = 256 << 20
 
@@ -78,7 +78,6 @@ def dense_rows(
     network: Network,
     side: tuple[str, int],
     pairs: Sequence[Pair],
-    centres: Sequence[float],
     progress: Callable[[float], None],
 ) -> dict[Pair, np.ndarray]:
     """The matrices of the given pairs with the smaller side as rows, formed in batches of identity rows."""
@@ -98,9 +97,9 @@ def dense_rows(
         seed = seed.reshape(last - first, *shape)
         images: list[Tensor | None]
         if direction == "pull":
-            images = network.pull(site, seed, centres)
+            images = network.pull(site, seed)
         else:
-            images = [None, *network.push(site, seed, centres)]
+            images = [None, *network.push(site, seed)]
         for pair in pairs:
             image = images[pair[1] if direction == "pull" else pair[0]]
             if image is not None:

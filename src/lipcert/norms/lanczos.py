@@ -86,8 +86,6 @@ class _Run:
 @torch.no_grad()
 def lanczos_values(
     network: Network,
-    passing: Sequence[bool],
-    centres: Sequence[float],
     steps: dict[Pair, int],
     generator: torch.Generator,
     progress: Callable[[float], None] = lambda _: None,
@@ -97,13 +95,13 @@ def lanczos_values(
     Pairs on the side of site i need B, then Bᵀ; pairs on the side of site j need Bᵀ, then B. Both travel together,
     half a step apart.
     """
-    sweep = Sweep(network, passing, max(j for j, _ in steps), only=steps)
+    sweep = Sweep(network, max(j for j, _ in steps), only=steps)
     runs = {pair: _start(network, pair, steps[pair], generator) for pair in sweep.pairs}
     total = max(steps.values())
     pending: dict[Pair, Tensor] = {}  # Bᵀq of the runs on the side of j
     for step in range(total + 1):
         inward = {i: [_row(network, runs[p], pending) for p in pairs] for i, pairs in sweep.starts.items()}
-        images = sweep.forward({i: torch.cat(rows) for i, rows in inward.items()}, centres)
+        images = sweep.forward({i: torch.cat(rows) for i, rows in inward.items()})
         for j, pairs in sweep.ends.items():
             for row, pair in enumerate(pairs):
                 if not runs[pair].on_start and pair in pending and not runs[pair].done:
@@ -111,7 +109,7 @@ def lanczos_values(
         if all(run.done for run in runs.values()):
             break
         outward = {j: _outward(runs, pairs, images[j]) for j, pairs in sweep.ends.items()}
-        back = sweep.adjoint(outward, centres)
+        back = sweep.adjoint(outward)
         for i, pairs in sweep.starts.items():
             for row, pair in enumerate(pairs):
                 if runs[pair].on_start and not runs[pair].done:

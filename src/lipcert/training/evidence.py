@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from lipcert.attacks import check_certificates, cross_check, fooled, minimum_norm, take
 from lipcert.bounds.bound import Bound
-from lipcert.bounds.certified import bound as make_bound
+from lipcert.bounds.compute import bound_network
+from lipcert.bounds.methods import find_method
+from lipcert.bounds.targets import find_target
 from lipcert.certificate import Certificates
 from lipcert.data import Dataset, Split
 from lipcert.errors import DataError
@@ -106,7 +108,8 @@ def _write_constants(loaded: LoadedModel, bound: Bound, path: Path, progress: Pr
             return
     except (OSError, ValueError, KeyError):
         pass
-    naive = make_bound(loaded.model, loaded.input_shape, "naive", progress=progress)
+    method, target = find_method("naive"), find_target("pairwise")
+    naive = bound_network(loaded.network, method, [target], progress=progress)[target.name]
     facts = {
         **mark,
         "sites": {name: _kind(loaded.model, name) for name in bound.facts.sites},

@@ -11,15 +11,15 @@ import torch
 from torch import nn
 
 from lipcert.bounds.bound import Bound
-from lipcert.bounds.certified import stored_bound
+from lipcert.bounds.compute import stored_bound
 from lipcert.bounds.fingerprint import fingerprint
-from lipcert.bounds.scales import FitOptions, Scales
+from lipcert.bounds.fit import FitOptions
+from lipcert.bounds.scales import Scales
 from lipcert.certificate import Certificates, Certifier
 from lipcert.certificate.stream import certify_to_csv, check_continues
 from lipcert.data import Dataset
 from lipcert.files import replace_file
 from lipcert.loading import LoadedModel, load_model, save_checkpoint
-from lipcert.network.trace import trace
 from lipcert.norms.certified import Progress
 from lipcert.training.config import TrainConfig
 from lipcert.training.evidence import write_evidence
@@ -89,12 +89,10 @@ def certify_test(
     """
     path, test = folder / "certificates.csv", dataset.test
     origin = f"{dataset.name} {dataset.checksum} {loaded.execution} {method}"
-    check_continues(path, fingerprint(loaded.model, trace(loaded.model, loaded.input_shape)), origin)
-    bound = stored_bound(
-        loaded.model, loaded.input_shape, folder / "bound", progress, method, fit, earlier=loaded.earlier
-    )
+    check_continues(path, fingerprint(loaded.network), origin)
+    bound = stored_bound(loaded.model, loaded.network, folder / "bound", progress, method, fit, earlier=loaded.earlier)
     certificates = certify_to_csv(
-        Certifier(loaded.model, bound),
+        Certifier(loaded.network, bound),
         lambda first, last: (test.pixels(slice(first, last)), test.labels[first:last]),
         len(test) if count is None else count,
         path,

@@ -17,7 +17,7 @@ from lipcert.errors import DivergenceError, NonFiniteError
 from lipcert.training.checkpoint import Parts, Position, read_checkpoint, write_checkpoint
 from lipcert.training.config import TrainConfig
 from lipcert.training.monitor import MetricsLog, estimate_accuracies, mean_constants, spread, synchronise
-from lipcert.training.objective import build_estimators, build_model, has_convolutions, objective
+from lipcert.training.objective import Prepared, build_estimators, has_convolutions, objective
 from lipcert.training.optimizers import build_optimizers
 from lipcert.training.schedule import learning_rate
 
@@ -41,12 +41,14 @@ class Training:
     is weighted such that the averaged gradient is that of the mean loss over the global batch.
     """
 
-    def __init__(self, fabric: Fabric, config: TrainConfig, digest: str, dataset: Dataset, folder: Path) -> None:
+    def __init__(
+        self, fabric: Fabric, config: TrainConfig, digest: str, dataset: Dataset, folder: Path, prepared: Prepared
+    ) -> None:
         self.fabric, self.config, self.digest, self.dataset = fabric, config, digest, dataset
         self.path = folder / CHECKPOINT
-        self.model = build_model(config, dataset.input_shape, dataset.classes)
+        self.model = prepared.model
         self.channels_last = has_convolutions(self.model)
-        self.estimators = build_estimators(config, self.model, dataset)
+        self.estimators = build_estimators(config, prepared)
         self.scales = list(self.estimators["estimator"].parameters())
         optimizers = build_optimizers(config, self.model, self.scales)
         self.forward, *self.optimizers = fabric.setup(self.model, *optimizers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from lipcert import losses, zoo
 from lipcert.bounds.estimator import Estimator
 from lipcert.data import Dataset
 from lipcert.losses import Loss
+from lipcert.network.build import trace
+from lipcert.network.normal_form import Network
 from lipcert.training.config import TrainConfig
 
 _LOSSES: dict[str, Any] = {
@@ -36,18 +39,32 @@ def has_convolutions(model: nn.Module) -> bool:
     return any(isinstance(module, nn.Conv2d) for module in model.modules())
 
 
-def build_estimators(config: TrainConfig, model: nn.Module, dataset: Dataset) -> dict[str, Estimator]:
+@dataclass(frozen=True)
+class Prepared:
+    """The network at its initial weights, and its capture, which all estimators share."""
+
+    model: nn.Module
+    network: Network
+
+    @classmethod
+    def of(cls, config: TrainConfig, dataset: Dataset) -> Prepared:
+        model = build_model(config, dataset.input_shape, dataset.classes)
+        return cls(model, trace(model, dataset.input_shape, training=True))
+
+
+def build_estimators(config: TrainConfig, prepared: Prepared) -> dict[str, Estimator]:
     """ "estimator" gives the constants of the loss; "naive" and "liplt" are monitored once an epoch, pairwise."""
-    shape, chosen = dataset.input_shape, config.estimator
-    estimators = {
-        method: Estimator(model, shape, method, "pairwise", _MONITOR_ITERATIONS, seed=config.seed)
-        for method in ("naive", "liplt")
-    }
+    model, network, chosen = prepared.model, prepared.network, config.estimator
     own = Estimator(
-        model, shape, chosen.method, chosen.target, chosen.power_iterations,
-        seed=config.seed, accelerated=chosen.accelerated,
+        model, network.input_shape, chosen.method, chosen.target, chosen.power_iterations,
+        seed=config.seed, accelerated=chosen.accelerated, network=network,
     )  # fmt: skip
-    return {"estimator": own, **estimators}
+    estimators = {"estimator": own}
+    for method in ("naive", "liplt"):
+        estimators[method] = Estimator(
+            model, network.input_shape, method, "pairwise", _MONITOR_ITERATIONS, seed=config.seed, network=network
+        )
+    return estimators
 
 
 def objective(config: TrainConfig, logits: Tensor, labels: Tensor, constants: Tensor | None) -> Loss:

@@ -21,14 +21,13 @@ from lipcert import data
 from lipcert.errors import OptionError, ResumeError
 from lipcert.figures import TextTable, data_frame, draw_lines, new_figure
 from lipcert.files import replace_file
-from lipcert.network import trace
 from lipcert.training.checkpoint import leftovers, remove_leftovers
 from lipcert.training.config import TrainConfig
 from lipcert.training.environment import ENVIRONMENT, environment
 from lipcert.training.finish import SUMMARY, finish
 from lipcert.training.loop import Progress, Training
 from lipcert.training.monitor import flat_metrics, read_metrics
-from lipcert.training.objective import build_model
+from lipcert.training.objective import Prepared
 
 if TYPE_CHECKING:
     import pandas
@@ -152,12 +151,12 @@ def train(
     with _fabric(config) as fabric:
         # Data that are missing, or that do not fit the network, must not leave a folder behind.
         dataset = _load(fabric, config, data_dir)
-        trace(build_model(config, dataset.input_shape, dataset.classes), dataset.input_shape, training=True)
+        prepared = Prepared.of(config, dataset)
         folder: Path | None = None
         if fabric.is_global_zero:
             folder = _new_folder(config.name, run_dir)
             _write(folder / CONFIG, config.to_toml())
-        return _run(fabric, config, fabric.broadcast(folder), dataset, data_dir, progress)  # type: ignore[arg-type]
+        return _run(fabric, config, fabric.broadcast(folder), dataset, data_dir, progress, prepared)  # type: ignore[arg-type]
 
 
 def resume(run_dir: str | Path, data_dir: str | Path | None = None, progress: Progress = no_progress) -> Run:
@@ -184,6 +183,7 @@ def _run(
     dataset: data.Dataset,
     data_dir: str | Path | None,
     progress: Progress,
+    prepared: Prepared | None = None,
 ) -> Run:
     """Go on with a folder that has at least its configuration."""
     with _working(fabric, folder):
@@ -195,7 +195,8 @@ def _run(
             summary = json.loads((folder / SUMMARY).read_text())
         summary = fabric.broadcast(summary)
         if not summary:
-            training = Training(fabric, config, weights_digest(config), dataset, folder)
+            prepared = prepared or Prepared.of(config, dataset)
+            training = Training(fabric, config, weights_digest(config), dataset, folder, prepared)
             torch.set_flush_denormal(True)  # Adam's moments of weights without gradient end there
             try:
                 training.run(progress)

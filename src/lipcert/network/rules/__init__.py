@@ -1,7 +1,7 @@
-"""Rules: one torch operation → linear operations or a slope interval."""
+"""Rules: one operator → linear operations or a slope interval."""
 
-from lipcert.network.rules import activation, affine, arithmetic, shape
-from lipcert.network.rules.registry import VIEWS, Call, Constant, Input, Refusal, Sum, find_rule, register_rule
+from lipcert.network.rules import activation, affine, arithmetic, pooling, refusals, shape
+from lipcert.network.rules.registry import VIEWS, Call, Constant, Input, Refusal, Sum, register_rule
 
 __all__ = [
     "VIEWS",
@@ -13,7 +13,8 @@ __all__ = [
     "activation",
     "affine",
     "arithmetic",
-    "find_rule",
+    "pooling",
+    "refusals",
     "register_rule",
     "shape",
 ]

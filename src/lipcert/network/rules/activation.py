@@ -1,219 +1,236 @@
-"""Rules for nonlinearities."""
+"""Rules for nonlinearities that act on every entry, or along an axis."""
 
 from __future__ import annotations
 
-import operator
-from math import isfinite
+from math import exp, inf
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
+from lipcert.errors import TrainingModeError
 from lipcert.network import slopes
-from lipcert.network.linear import Shape
-from lipcert.network.rules.registry import Call, Constant, Input, Refusal, Result, register_rule
+from lipcert.network.rules.registry import Call, Constant, Extremum, Input, Refusal, Result, register_rule
 from lipcert.network.slopes import Slope
+from lipcert.rounding import UNIT_ROUNDOFF
+
+aten = torch.ops.aten
+
+_FIXED: dict[Any, Slope] = {
+    aten.relu: slopes.RELU,
+    aten.softshrink: slopes.SHRINK,
+    aten.tanh: slopes.SMOOTH,
+    aten.atan: slopes.SMOOTH,
+    aten.arctan: slopes.SMOOTH,
+    aten.asinh: slopes.SMOOTH,
+    aten.arcsinh: slopes.SMOOTH,
+    aten.log_sigmoid: slopes.SMOOTH,
+    aten.selu: slopes.SELU,
+    aten.sigmoid: slopes.SIGMOID,
+    aten.special_expit: slopes.SIGMOID,
+    aten.hardsigmoid: slopes.HARD_SIGMOID,
+    aten.silu: slopes.SILU,
+    aten.mish: slopes.MISH,
+    aten.hardswish: slopes.HARD_SWISH,
+    aten.abs: slopes.ABS,
+    aten.absolute: slopes.ABS,
+    aten.sin: slopes.WAVE,
+    aten.cos: slopes.WAVE,
+}
 
 
-def _register(slope: Slope, *keys: Any) -> None:
-    def rule(call: Call, *args: Any, **kwargs: Any) -> Result:
+def _fixed(slope: Slope) -> Any:
+    def rule(call: Call, x: Any, *args: Any, **kwargs: Any) -> Result:
         return slope
 
-    register_rule(*keys)(rule)
+    return rule
 
 
-_register(slopes.RELU, nn.ReLU, torch.relu, torch.relu_, F.relu, F.relu_, "relu", "relu_")
-_register(slopes.CLIP, nn.ReLU6, F.relu6, nn.Hardtanh, F.hardtanh, F.hardtanh_)
-_register(slopes.SHRINK, nn.Softshrink, F.softshrink)
-_register(
-    slopes.SMOOTH,
-    nn.Tanh,
-    torch.tanh,
-    F.tanh,
-    "tanh",
-    "tanh_",
-    nn.Tanhshrink,
-    F.tanhshrink,
-    nn.LogSigmoid,
-    F.logsigmoid,
-)
-_register(slopes.SMOOTH, nn.Softsign, F.softsign)
-_register(slopes.SELU, nn.SELU, F.selu, F.selu_, torch.selu, torch.selu_)
-_register(slopes.SIGMOID, nn.Sigmoid, torch.sigmoid, F.sigmoid, "sigmoid", "sigmoid_")
-_register(slopes.HARD_SIGMOID, nn.Hardsigmoid, F.hardsigmoid)
-_register(slopes.SILU, nn.SiLU, F.silu)
-_register(slopes.MISH, nn.Mish, F.mish)
-_register(slopes.HARD_SWISH, nn.Hardswish, F.hardswish)
-_register(slopes.ABS, torch.abs, operator.abs, "abs", "abs_")
-_register(slopes.SOFTMAX, nn.Softmax, F.softmax, torch.softmax, "softmax", nn.Softmax2d)
-_register(slopes.SOFTMIN, nn.Softmin)
+for _operator, _slope in _FIXED.items():
+    register_rule(_operator)(_fixed(_slope))
 
 
-@register_rule(nn.LeakyReLU)
-def leaky_module(call: Call, x: Input) -> Result:
-    return slopes.leaky(call.module.negative_slope)  # type: ignore[union-attr, arg-type]
+@register_rule(aten.hardtanh, aten.relu6)
+def hardtanh(call: Call, x: Any, low: float = -1.0, high: float = 1.0) -> Result:
+    return slopes.CLIP
 
 
-@register_rule(F.leaky_relu, F.leaky_relu_)
-def leaky_function(call: Call, input: Input, negative_slope: float = 0.01, inplace: bool = False) -> Result:
+@register_rule(aten.leaky_relu)
+def leaky_relu(call: Call, x: Any, negative_slope: float = 0.01) -> Result:
     return slopes.leaky(float(negative_slope))
 
 
-@register_rule(nn.PReLU)
-def prelu_module(call: Call, x: Input) -> Result:
-    module: Any = call.module
-    return slopes.prelu(lambda: module.weight)
+@register_rule(aten.rrelu)
+def random_relu(
+    call: Call, x: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, *args: Any
+) -> Result:
+    if training:
+        raise TrainingModeError(f"{call.name} (RReLU) is in training mode, where it is random; call model.eval() first")
+    return slopes.leaky((lower + upper) / 2)
 
 
-@register_rule(F.prelu, torch.prelu, "prelu")
-def prelu_function(call: Call, input: Input, weight: Constant) -> Result:
+@register_rule(aten.prelu, aten._prelu_kernel)
+def prelu(call: Call, x: Any, weight: Any) -> Result:
+    if not isinstance(x, Input) or not isinstance(weight, Constant):
+        raise Refusal("its slope depends on the network's input; use LeakyReLU")
     return slopes.prelu(weight.read)
 
 
-@register_rule(nn.ELU)
-def elu_module(call: Call, x: Input) -> Result:
-    return slopes.elu(float(call.module.alpha))  # type: ignore[union-attr, arg-type]
+@register_rule(aten.elu)
+def elu(call: Call, x: Any, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Result:
+    """scale·x above zero, scale·alpha·(exp(input_scale·x) − 1) below; torch writes SELU and CELU in place so."""
+    if scale == 1 and input_scale == 1:
+        return slopes.elu(float(alpha))
+    if input_scale < 0:
+        raise Refusal(f"with input_scale={input_scale} its slopes are unbounded; use a positive one")
+    ends = (0.0, float(scale), scale * alpha * input_scale)
+    slack = 4 * UNIT_ROUNDOFF[torch.float64] * max(abs(end) for end in ends)
+    return Slope(min(ends) - slack if min(ends) else 0.0, max(ends) + slack, ulps=6.0)
 
 
-@register_rule(F.elu, F.elu_)
-def elu_function(call: Call, input: Input, alpha: float = 1.0, inplace: bool = False) -> Result:
-    return slopes.elu(float(alpha))
-
-
-@register_rule(nn.CELU)
-def celu_module(call: Call, x: Input) -> Result:
-    return _celu(float(call.module.alpha))  # type: ignore[union-attr, arg-type]
-
-
-@register_rule(F.celu, F.celu_, torch.celu)
-def celu_function(call: Call, input: Input, alpha: float = 1.0, inplace: bool = False) -> Result:
-    return _celu(float(alpha))
-
-
-def _celu(alpha: float) -> Result:
+@register_rule(aten.celu)
+def celu(call: Call, x: Any, alpha: float = 1.0) -> Result:
     if alpha <= 0:
         raise Refusal(f"with alpha={alpha} its slopes are unbounded; use alpha > 0")
     return slopes.SMOOTH
 
 
-@register_rule(nn.Softplus)
-def softplus_module(call: Call, x: Input) -> Result:
-    module: Any = call.module
-    return _softplus(module.beta, module.threshold)
-
-
-@register_rule(F.softplus)
-def softplus_function(call: Call, input: Input, beta: float = 1.0, threshold: float = 20.0) -> Result:
-    return _softplus(beta, threshold)
-
-
-def _softplus(beta: float, threshold: float) -> Result:
-    if threshold < 20:
-        raise Refusal(
-            f"threshold={threshold} makes a visible jump where torch switches to the identity; use threshold ≥ 20"
-        )
+@register_rule(aten.softplus)
+def softplus(call: Call, x: Any, beta: float = 1.0, threshold: float = 20.0) -> Result:
+    """torch returns x itself where beta·x exceeds the threshold: a jump of log(1 + e^−threshold)/beta."""
     if beta <= 0:
         raise Refusal(f"beta={beta} must be positive")
-    return slopes.softplus(beta, threshold)
+    dtype = call.executed if call.typed else torch.float64
+    if threshold <= 0 or exp(-threshold) > threshold * UNIT_ROUNDOFF.get(dtype, 1.0):
+        raise Refusal(
+            f"threshold={threshold} makes a jump in {dtype} where torch switches to the identity; "
+            "use nn.Softplus(threshold=40)"
+        )
+    return slopes.SMOOTH
 
 
-@register_rule(nn.GELU)
-def gelu_module(call: Call, x: Input) -> Result:
-    return slopes.GELU_TANH if call.module.approximate == "tanh" else slopes.GELU  # type: ignore[union-attr]
-
-
-@register_rule(F.gelu)
-def gelu_function(call: Call, input: Input, approximate: str = "none") -> Result:
+@register_rule(aten.gelu)
+def gelu(call: Call, x: Any, *, approximate: str = "none") -> Result:
     return slopes.GELU_TANH if approximate == "tanh" else slopes.GELU
 
 
-@register_rule(
-    torch.clamp, torch.clip, "clamp", "clamp_", "clip", "clamp_min", "clamp_max", torch.clamp_min, torch.clamp_max
-)
-def clamp(call: Call, x: Input, *limits: Any, **kwargs: Any) -> Result:
-    call.input  # noqa: B018  refuses limits that depend on the input
+@register_rule(aten.softmax, aten._softmax)
+def softmax(call: Call, x: Any, dim: int, *args: Any) -> Result:
+    return slopes.along_axis(slopes.SOFTMAX, call.axis(dim))
+
+
+@register_rule(aten.threshold)
+def threshold(call: Call, x: Any, limit: float, value: float) -> Result:
+    """x above the limit, a fixed value below it."""
+    if limit != value:
+        raise Refusal(f"it jumps from {value:g} to {limit:g}, so no constant bounds its slope; use ReLU")
     return slopes.CLIP
 
 
-@register_rule(torch.maximum, torch.minimum, torch.max, torch.min, "maximum", "minimum", "max", "min")
-def clip_by_constant(call: Call, a: Any, b: Any = None, **kwargs: Any) -> Result:
-    if kwargs or isinstance(b, int) or b is None or len(call.inputs) != 1:
-        raise Refusal("only the maximum or minimum with a constant tensor is supported; use max-pooling or MaxMin")
+@register_rule(aten.clamp, aten.clamp_min, aten.clamp_max, aten.clip)
+def clamp(call: Call, x: Any, *limits: Any, **kwargs: Any) -> Result:
+    inputs = call.inputs
+    if len(inputs) != 1 or not isinstance(x, Input):
+        raise Refusal("its limits depend on the network's input; use torch.maximum or torch.minimum")
     return slopes.CLIP
 
 
-@register_rule(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
-def max_pool_module(call: Call, x: Input) -> Result:
-    module: Any = call.module
-    return max_pool_function(call, x, module.kernel_size, module.stride, module.padding, module.dilation)
+@register_rule(aten.maximum, aten.minimum, aten.max, aten.min)
+def extremum(call: Call, a: Any, b: Any = None, keepdim: bool = False) -> Result:
+    """Of two tensors, or along an axis."""
+    sign = -1 if "min" in str(call.node.target) else 1  # type: ignore[union-attr]
+    if isinstance(b, int):
+        return reduced_extremum(call, a, b, keepdim)
+    if b is None:
+        raise Refusal("it is taken over everything, the batch included; give it an axis")
+    if isinstance(a, Input) and isinstance(b, Input):
+        return Extremum(a, b, sign)
+    return slopes.CLIP
 
 
-@register_rule(F.max_pool1d, F.max_pool2d, F.max_pool3d, torch.max_pool1d, torch.max_pool2d, torch.max_pool3d)
-def max_pool_function(
-    call: Call,
-    input: Input,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
+@register_rule(aten.amax, aten.amin)
+def reduced_extremum(call: Call, x: Any, dims: Any = (), keepdim: bool = False) -> Result:
+    """The largest or smallest entries along axes: of entries that no two results share."""
+    _first_result(call)
+    for dim in dims if isinstance(dims, list | tuple) else [dims]:
+        call.axis(dim)
+    if not isinstance(dims, int) and len(dims) == 0:
+        raise Refusal("it is taken over everything, the batch included; give it an axis")
+    return slopes.lipschitz_map(1.0)
+
+
+@register_rule(aten.sort)
+def sort(call: Call, x: Any, *args: Any, dim: int | None = None, **kwargs: Any) -> Result:
+    """Sorting brings no two vectors farther apart."""
+    _first_result(call)
+    numbers = [value for value in args if not isinstance(value, bool) and value is not None]
+    place = dim if dim is not None else (numbers[-1] if numbers else -1)
+    return slopes.along_axis(slopes.lipschitz_map(1.0), call.axis(place))
+
+
+@register_rule(aten.msort)
+def sort_first_axis(call: Call, x: Any) -> Result:
+    raise Refusal("it sorts along the batch axis; use torch.sort with dim")
+
+
+@register_rule(aten.kthvalue, aten.median)
+def order_statistic(call: Call, x: Any, *args: Any, dim: int | None = None, **kwargs: Any) -> Result:
+    """One of the sorted entries."""
+    _first_result(call)
+    numbers = [value for value in args if not isinstance(value, bool)]
+    is_median = "median" in str(call.node.target)  # type: ignore[union-attr]
+    place = dim if dim is not None else (numbers[-1] if len(numbers) > (not is_median) else None)
+    if place is None and is_median:
+        raise Refusal("it is taken over everything, the batch included; give it an axis")
+    return slopes.along_axis(slopes.lipschitz_map(1.0), call.axis(-1 if place is None else place))
+
+
+@register_rule(aten.topk)
+def topk(call: Call, x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Result:
+    """A part of the sorted entries."""
+    _first_result(call)
+    if not sorted:
+        raise Refusal("without sorted=True the order of its entries is not defined")
+    return slopes.along_axis(slopes.lipschitz_map(1.0), call.axis(dim))
+
+
+@register_rule(aten.logsumexp)
+def logsumexp(call: Call, x: Any, dims: Any, keepdim: bool = False) -> Result:
+    """Its gradient is a softmax, whose norm is at most 1."""
+    for dim in dims if isinstance(dims, list | tuple) else [dims]:
+        call.axis(dim)
+    return slopes.lipschitz_map(1.0, ulps=32.0)
+
+
+@register_rule(aten.linalg_vector_norm)
+def vector_norm(
+    call: Call, x: Any, order: float = 2.0, dims: Any = None, keepdim: bool = False, **kwargs: Any
 ) -> Result:
-    size = input.shape[1:]
-    dims = len(size)
-    kernel = _tuple(kernel_size, dims)
-    stride = _tuple(stride, dims) if stride else kernel
-    return slopes.max_pool(size, kernel, stride, _tuple(padding, dims), _tuple(dilation, dims), call.out_shape[1:])
+    """The length of a vector changes by no more than the vector does; so does its largest entry."""
+    if order not in (2, inf) or dims is None:
+        raise Refusal("only l2 and l∞ norms along given axes are supported; use order 2 and dim")
+    for dim in dims if isinstance(dims, list | tuple) else [dims]:
+        call.axis(dim)
+    return slopes.lipschitz_map(1.0, ulps=None)  # squares underflow long before their root is small
 
 
-@register_rule(
-    nn.AdaptiveMaxPool1d,
-    nn.AdaptiveMaxPool2d,
-    nn.AdaptiveMaxPool3d,
-    F.adaptive_max_pool1d,
-    F.adaptive_max_pool2d,
-    F.adaptive_max_pool3d,
-)
-def adaptive_max_pool(call: Call, *args: Any, **kwargs: Any) -> Result:
-    if any(n % m for n, m in zip(call.input.shape[1:], call.out_shape[1:], strict=True)):
-        raise Refusal("its windows overlap unevenly; use an output size that divides the input size")
-    return slopes.lipschitz_map(1.0, l1=1.0, linf=1.0, group=1)
+@register_rule(aten.linalg_norm, aten.linalg_matrix_norm)
+def norm(call: Call, x: Any, order: Any = None, dims: Any = None, *args: Any, **kwargs: Any) -> Result:
+    """Frobenius norms of matrices, and l2 norms of vectors."""
+    is_matrix = "matrix" in str(call.node.target)  # type: ignore[union-attr]
+    dims = [-2, -1] if is_matrix and dims is None else dims
+    axes = [dims] if isinstance(dims, int) else dims
+    if not (order in (None, "fro") or (order == 2 and axes is not None and len(axes) == 1)):
+        raise Refusal("only l2 norms along given axes are supported; use torch.linalg.vector_norm with dim")
+    return vector_norm(call, x, 2.0, axes)
 
 
-_UNBOUNDED = (
-    "it divides by a statistic of its input, so its slope is unbounded; use BatchNorm, which is fixed in eval mode"
-)
-_ATTENTION = "attention is not globally Lipschitz; lipcert bounds feed-forward networks"
-_RECURRENT = "recurrent layers are not supported; lipcert bounds feed-forward networks"
-_LOGITS = "it does not change the prediction: remove it and certify the logits"
-_NEVER: dict[str, tuple[Any, ...]] = {
-    _UNBOUNDED: (
-        nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, nn.RMSNorm,
-        nn.LocalResponseNorm, F.layer_norm, F.group_norm, F.instance_norm, F.normalize, F.local_response_norm,
-    ),
-    _ATTENTION: (
-        nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder, nn.Transformer,
-        F.scaled_dot_product_attention,
-    ),
-    _RECURRENT: (nn.LSTM, nn.GRU, nn.RNN),
-    _LOGITS: (nn.LogSoftmax, F.log_softmax, torch.log_softmax, "log_softmax"),
-}  # fmt: skip
+@register_rule(F.softsign)
+def softsign(call: Call, x: Any) -> Result:
+    """x/(|x| + 1), which torch writes as a quotient; the capture puts its parts together."""
+    return slopes.SMOOTH
 
 
-def _refuse(remedy: str) -> Any:
-    def rule(call: Call, *args: Any, **kwargs: Any) -> Result:
-        raise Refusal(remedy)
-
-    return rule
-
-
-for _remedy, _keys in _NEVER.items():
-    register_rule(*_keys)(_refuse(_remedy))
-
-
-def _tuple(value: Any, dims: int) -> Shape:
-    values = (value,) * dims if isinstance(value, int) else tuple(value)
-    if len(values) != dims or not all(isfinite(v) for v in values):
-        raise Refusal(f"expected {dims} sizes, got {values}")
-    return values
+def _first_result(call: Call) -> None:
+    if call.index not in (None, 0):
+        raise Refusal("the positions of entries are not continuous; use the values only")

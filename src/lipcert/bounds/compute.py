@@ -1,0 +1,230 @@
+"""`lipcert.bound`: guaranteed constants by the recursion over guaranteed norms."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+
+import torch
+from torch import Tensor, nn
+
+from lipcert.bounds.bound import Bound, Facts
+from lipcert.bounds.fingerprint import check_finite, fingerprint
+from lipcert.bounds.fit import FitOptions
+from lipcert.bounds.forms import Form, smallest_prefixes
+from lipcert.bounds.methods import Method, Task, find_method
+from lipcert.bounds.targets import Target, find_target
+from lipcert.network.build import trace
+from lipcert.network.normal_form import Network
+from lipcert.network.program import Program
+from lipcert.network.rules.registry import MODULE_RULES, find_module_rule
+from lipcert.norms.certified import NormOptions, Progress, no_progress
+from lipcert.rounding import UNDERFLOW, denormals_kept, gamma
+
+
+def bound(
+    model: nn.Module,
+    input_shape: tuple[int, ...],
+    method: str = "liplt",
+    target: str = "pairwise",
+    *,
+    options: NormOptions | None = None,
+    fit: FitOptions | None = None,
+    progress: Progress = no_progress,
+) -> Bound:
+    """Guaranteed upper bounds on the l2 Lipschitz constants of a model in eval mode.
+
+    Norms are proved where the smaller side of a map is at most `options.dense_limit`, and hold with the stated
+    probability elsewhere. Rounding is accounted for everywhere.
+
+    Args:
+        model: any model that `lipcert.trace` accepts.
+        input_shape: shape of one input, without the batch axis.
+        method: "naive", "liplt", "rescaled" (LipLT in better coordinates), "lt-sdp" (where matrices fit into memory),
+            "lipsdp" (small networks), or "best", which combines all of them.
+        target: "network", "per-class", "last-layer" or "pairwise".
+        options: how the norms are bounded.
+        fit: how the coordinates of "rescaled" and "best" are found.
+        progress: called with what is being done and the fraction done.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+        >>> lipcert.bound(model, (4,)).value.shape
+        torch.Size([3, 3])
+    """
+    return bound_targets(model, input_shape, method, (target,), options=options, fit=fit, progress=progress)[target]
+
+
+def stored_bound(
+    model: nn.Module,
+    network: Network,
+    path: str | Path,
+    progress: Progress = no_progress,
+    method: str = "liplt",
+    fit: FitOptions | None = None,
+    earlier: Bound | None = None,
+) -> Bound:
+    """The bound that was saved at `path`, or else the earlier one, if it belongs to the model; otherwise a new one.
+
+    `network` is the trace of the model. The scales of the earlier one are where those of a new one begin, unless `fit`
+    says otherwise. What is found is saved at `path`.
+    """
+    wanted = (method, "pairwise", network.input_shape)
+    for known in (Bound.find(path), earlier):
+        if known is None or (known.method, known.target, known.facts.input_shape) != wanted:
+            continue
+        if known.belongs_to(network):
+            known.save(path)
+            return known
+    fit = fit or FitOptions(start=earlier.scales if earlier is not None else None)
+    chosen, target = find_method(method), find_target("pairwise")
+    promised = promised_program(model, network.input_shape)
+    found = bound_network(network, chosen, [target], fit=fit, promised=promised, progress=progress)[target.name]
+    found.save(path)
+    return found
+
+
+@torch.inference_mode(False)
+def bound_targets(
+    model: nn.Module,
+    input_shape: tuple[int, ...],
+    method: str,
+    targets: Sequence[str],
+    *,
+    options: NormOptions | None = None,
+    fit: FitOptions | None = None,
+    network: Network | None = None,
+    progress: Progress = no_progress,
+) -> dict[str, Bound]:
+    """`bound` for several targets, which share the norms; each bound's time is that of all of them.
+
+    `network` is the trace of the model, if it is there already.
+    """
+    chosen, wanted = find_method(method), [find_target(name) for name in targets]
+    network, promised = network or trace(model, input_shape), promised_program(model, input_shape)
+    return bound_network(network, chosen, wanted, options=options, fit=fit, promised=promised, progress=progress)
+
+
+@torch.inference_mode(False)
+@denormals_kept()
+def bound_network(
+    network: Network,
+    method: Method,
+    targets: Sequence[Target],
+    *,
+    options: NormOptions | None = None,
+    fit: FitOptions | None = None,
+    promised: Program | None = None,
+    progress: Progress = no_progress,
+) -> dict[str, Bound]:
+    """Bounds of a captured network, by the names of the targets."""
+    began = perf_counter()
+    program = network.program.frozen()
+    check_finite(program)
+    for target in targets:
+        target.check(network)
+    whole = any(target.whole_output for target in targets)
+    task = Task(program, promised, whole, options or NormOptions(), fit or FitOptions(), progress)
+    mark = fingerprint(replace(network, program=program))
+    bounds = {target.name: _bound(task, method, target, mark) for target in targets}
+    seconds = perf_counter() - began
+    return {name: replace(b, facts=replace(b.facts, seconds=seconds)) for name, b in bounds.items()}
+
+
+def promised_program(model: nn.Module, input_shape: tuple[int, ...]) -> Program | None:
+    """The model with layers that are Lipschitz by construction as single operations; None if it has none."""
+    special = set(MODULE_RULES["certified"]) - set(MODULE_RULES["residual"])
+    if not any(find_module_rule(module, "certified") and type(module) in special for module in model.modules()):
+        return None
+    return trace(model, input_shape, view="certified").program.frozen()
+
+
+def promised_constants(
+    model: nn.Module, input_shape: tuple[int, ...], targets: Sequence[str], progress: Progress = no_progress
+) -> dict[str, Tensor]:
+    """Guaranteed values that rest on what layers promise by construction, proved for their present weights.
+
+    Empty if the model has no such layers.
+    """
+    program = promised_program(model, input_shape)
+    if program is None:
+        return {}
+    wanted = [find_target(name) for name in targets]
+    whole = any(target.whole_output for target in wanted)
+    task = Task(program, None, whole, NormOptions(), FitOptions(), progress)
+    forms = [task.form("liplt"), task.form("naive")]
+    return {target.name: _numbers(forms, target, {}, progress).tails[0] for target in wanted}
+
+
+def _bound(task: Task, method: Method, target: Target, mark: str) -> Bound:
+    forms = method.forms(task, target)
+    numbers = _numbers(forms, target, method.values(task, target), task.progress)
+    norms = {id(form.norms): form.norms for form in forms}.values()
+    probability = task.options.failure_probability if any(n.randomised for n in norms) else 0.0
+    facts = Facts(
+        method=method.name,
+        target=target.name,
+        guarantee=f"holds with probability ≥ 1 − {probability:g}" if probability else "deterministic",
+        failure_probability=probability,
+        inflation=max(n.inflation for n in norms),
+        seconds=0.0,
+        input_shape=task.program.input_shape,
+        sites=numbers.sites,
+        fingerprint=mark,
+        library=_version(),
+        winners=numbers.winners,
+    )
+    return Bound(facts, numbers.tails, numbers.between, numbers.shares, method.scales(task, target))
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    tails: Tensor
+    between: Tensor
+    shares: Tensor
+    sites: tuple[str, ...]
+    winners: dict[str, str]
+
+
+@torch.no_grad()
+def _numbers(forms: Sequence[Form], target: Target, others: Mapping[str, Tensor], progress: Progress) -> _Numbers:
+    """The smallest values of all forms and other bounds; constants between sites are those of the first form."""
+    prefixes = smallest_prefixes(forms)
+    candidates: list[tuple[str, Tensor]] = []
+    terms: list[tuple[Tensor, Form]] = []
+    for count, (form, m) in enumerate(zip(forms, prefixes.forms, strict=True)):
+        shares = form.shares(target, m, partial(progress, f"rows {count + 1}/{len(forms)}"))
+        candidates.append((form.method, shares.sum(0) * (1 + gamma(4 * (len(shares) + 2)))))
+        terms.append((shares, form))
+    names = forms[0].names
+    means = [float(target.mean(shares.sum(0))) for shares, form in terms if len(form.names) == len(names)]
+    best_shares, best_form = [term for term in terms if len(term[1].names) == len(names)][means.index(min(means))]
+    candidates += list(others.items())
+    value, winner = torch.stack([values for _, values in candidates]).min(0)
+    shares = torch.stack([target.mean(share) for share in best_shares])
+    shares = shares * (float(target.mean(value)) / max(float(shares.sum()), UNDERFLOW))
+    tails = forms[0].tails(target)
+    tails[0] = torch.minimum(tails[0], value)
+    winners = dict(prefixes.winners) if len(candidates) > 1 else {}
+    if len(candidates) > 1:
+        winners |= _winning_methods([name for name, _ in candidates], winner, target)
+    return _Numbers(tails, forms[0].between(), shares, tuple(best_form.names), winners)
+
+
+def _winning_methods(names: Sequence[str], winner: Tensor, target: Target) -> dict[str, str]:
+    """Which method gave the value, or, if there are several, how many of the functionals each of them won."""
+    places = winner[torch.ones_like(winner).triu(1).bool()] if winner.dim() == 2 else winner.reshape(-1)
+    counted = Counter(names[int(place)] for place in places)
+    if len(counted) == 1:
+        return {target.name: next(iter(counted))}
+    return {f"{target.name} ({n} of {counted.total()})": name for name, n in counted.items()}
+
+
+def _version() -> str:
+    from lipcert import __version__
+
+    return f"lipcert {__version__}, torch {torch.__version__}"

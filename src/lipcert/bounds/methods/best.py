@@ -1,0 +1,57 @@
+"""The smallest constant of all methods at every site and for every functional."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torch import Tensor
+
+from lipcert.bounds.forms import Form
+from lipcert.bounds.methods.method import Method, Task, register_method
+from lipcert.bounds.refine import refinable, refine
+from lipcert.bounds.semidefinite import lipsdp_constants
+from lipcert.bounds.targets import Target
+from lipcert.errors import SolverError
+
+_SMALL = 300
+"""The largest number of neurons for which semidefinite programs are solved too."""
+_DENSE = 1024
+"""The largest number of neurons for which terms are refined by LT-SDP."""
+
+
+@register_method
+class Best(Method):
+    """All forms together, refined where matrices are small, and LipSDP for small networks."""
+
+    name = "best"
+    rank = 5
+
+    def forms(self, task: Task, target: Target) -> list[Form]:
+        plain = task.form("liplt")
+        rescaled = task.rescaled_form(target)
+        forms = [plain, task.form("naive"), rescaled]
+        if self._refines(task, plain):
+            options, progress = task.options, task.progress
+            forms.append(task.keep("lt-sdp", lambda: refine(plain, options, progress=progress)))
+            forms.append(refine(rescaled, options, progress=progress))
+        for method in ("liplt", "naive"):
+            promised = task.promised_form(method)
+            if promised is not None:
+                forms.append(promised)
+        return forms
+
+    def _refines(self, task: Task, plain: Form) -> bool:
+        half = replace(task.options, memory=task.options.memory // 2)  # two refined forms at a time
+        return task.neurons() <= min(_DENSE, task.options.dense_limit) and refinable(plain, half)
+
+    def values(self, task: Task, target: Target) -> Mapping[str, Tensor]:
+        if not target.transforms_last or task.neurons() > _SMALL:
+            return {}
+        try:
+            return {"lipsdp": lipsdp_constants(task.network, target.name, progress=task.progress)}
+        except SolverError:  # the others do without
+            return {}
+
+    def scales(self, task: Task, target: Target) -> Mapping[str, Tensor]:
+        return task.scales(target)

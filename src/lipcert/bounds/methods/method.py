@@ -1,0 +1,131 @@
+"""What a method of bounding is: the interface, the names, and the work that methods share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from lipcert.bounds.fit import FitOptions, fitted_scales
+from lipcert.bounds.forms import Form, make_form
+from lipcert.bounds.targets import Target
+from lipcert.errors import check_choice
+from lipcert.network.build import normal_form
+from lipcert.network.normal_form import Network
+from lipcert.network.program import Program
+from lipcert.norms.certified import NormOptions, Progress
+
+_MOST_FORMS = 6
+"""Every form has this part of the failure probability, so that its norms are the same in every method."""
+
+
+@dataclass
+class Task:
+    """A program to be bounded, for some targets: what methods have in common is computed once.
+
+    promised: the same model with layers that are Lipschitz by construction as single sites, if it has any.
+    """
+
+    program: Program
+    promised: Program | None
+    whole_output: bool
+    options: NormOptions
+    fit: FitOptions
+    progress: Progress
+    _kept: dict[Any, Any] = field(default_factory=dict)
+
+    def keep(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What `make` returns, computed once for each key."""
+        if key not in self._kept:
+            self._kept[key] = make()
+        return self._kept[key]
+
+    @property
+    def network(self) -> Network:
+        """The float64 network, with the weights as executed."""
+        network: Network = self.keep("network", lambda: normal_form(self.program, exact=True))
+        return network
+
+    def form(self, method: str) -> Form:
+        """The network by "naive" or "liplt"."""
+        form: Form = self.keep(method, lambda: self._make(method, self.network))
+        return form
+
+    def promised_form(self, method: str) -> Form | None:
+        """The same for the network of layers that are Lipschitz by construction, if there are any."""
+        if self.promised is None:
+            return None
+        program = self.promised
+        form: Form = self.keep(("promised", method), lambda: self._make(method, normal_form(program, exact=True)))
+        return form
+
+    def rescaled_form(self, target: Target) -> Form:
+        """LipLT in coordinates that are fitted to the target."""
+        form: Form = self.keep(
+            ("rescaled", target.name), lambda: self._make("rescaled", self.network, self.scales(target))
+        )
+        return form
+
+    def scales(self, target: Target) -> dict[str, Tensor]:
+        """Diagonals by the names of their sites, fitted to the weights."""
+        scales: dict[str, Tensor] = self.keep(("scales", target.name), lambda: self._fit(target))
+        return scales
+
+    def neurons(self) -> int:
+        """The number of entries of all nonlinearities."""
+        return sum(self.network.out_size(k) for k in range(1, self.network.depth + 1))
+
+    @torch.enable_grad()
+    def _fit(self, target: Target) -> dict[str, Tensor]:
+        network = normal_form(self.program)
+        return fitted_scales(network, target.name, self.fit, lambda done: self.progress("coordinates", done))
+
+    def _make(self, method: str, network: Network, scales: Mapping[str, Tensor] | None = None) -> Form:
+        last = network.depth + self.whole_output
+        share = self.options.share(_MOST_FORMS)
+        return make_form(method, network, last, share, self.progress, scales)
+
+
+class Method(ABC):
+    """A way to bound: forms of the network for the recursion, and values found by other means.
+
+    Adding one is a subclass in a file of its own with `@register_method`.
+    """
+
+    name: ClassVar[str]
+    rank: ClassVar[int] = 10
+    """Where it stands in tables: from the coarsest to the tightest."""
+
+    @abstractmethod
+    def forms(self, task: Task, target: Target) -> list[Form]:
+        """Forms that take turns in the recursion; the first one's constants between sites are those of the bound."""
+
+    def values(self, task: Task, target: Target) -> Mapping[str, Tensor]:
+        """Other upper bounds on the target's values, by the names of what found them."""
+        return {}
+
+    def scales(self, task: Task, target: Target) -> Mapping[str, Tensor]:
+        """Diagonals that were fitted, by the names of their sites."""
+        return {}
+
+
+METHODS: dict[str, Method] = {}
+
+
+def register_method(kind: type[Method]) -> type[Method]:
+    """Decorator: makes a method known by its name."""
+    METHODS[kind.name] = kind()
+    ordered = sorted(METHODS.items(), key=lambda item: item[1].rank)
+    METHODS.clear()
+    METHODS.update(ordered)
+    return kind
+
+
+def find_method(name: str) -> Method:
+    """The method of this name."""
+    check_choice("method", name, tuple(METHODS))
+    return METHODS[name]

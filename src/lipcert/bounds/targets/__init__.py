@@ -1,0 +1,18 @@
+"""Targets: the network, each class, each pair of classes; one file each, found by their names."""
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+from lipcert.bounds.targets.target import (
+    TARGETS,
+    Target,
+    class_norms,
+    find_target,
+    pair_norms,
+    register_target,
+)
+
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")
+
+__all__ = ["TARGETS", "Target", "class_norms", "find_target", "pair_norms", "register_target"]

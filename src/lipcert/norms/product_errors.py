@@ -1,0 +1,153 @@
+"""How far rounding can move computed products with B_ji."""
+
+from __future__ import annotations
+
+from collections import Counter
+from copy import copy
+from math import inf, prod, sqrt
+
+import torch
+from torch import Tensor
+
+from lipcert.errors import UnsupportedError, UnsupportedNode
+from lipcert.network.linear import LinearOp, Scale
+from lipcert.network.normal_form import Network
+from lipcert.network.sweep import Pair
+from lipcert.rounding import UNDERFLOW, gamma, round_up
+
+_DENSE_ENTRIES = 1 << 24
+_ITERATIONS = 4
+
+
+def magnitude_norm(op: LinearOp, like: Tensor) -> float:
+    """An upper bound on ‖|A|‖₂, hence on ‖A‖₂.
+
+    B = |A|ᵀ|A| has non-negative entries, so its largest eigenvalue is at most max_i (Bx)_i/x_i for every positive x
+    (Collatz). Some power iterations from a vector of ones make that nearly tight.
+    """
+    x = torch.ones(1, *op.in_shape, dtype=like.dtype, device=like.device)
+    if not op.covered:
+        return _dense_magnitude_norm(op, x)
+    smallest = inf
+    for _ in range(_ITERATIONS):
+        with torch.enable_grad():
+            image = op.magnitude(x.requires_grad_())
+            (product,) = torch.autograd.grad(image, x, image.detach())
+        smallest = min(smallest, float((product / x.detach()).max()))
+        x = product / product.max().clamp(min=1e-300) + 1e-6
+    terms = 2 * (prod(op.in_shape) + prod(op.out_shape))
+    return round_up(sqrt(smallest), terms) + UNDERFLOW
+
+
+def _dense_magnitude_norm(op: LinearOp, like: Tensor) -> float:
+    if prod(op.in_shape) * prod(op.out_shape) > _DENSE_ENTRIES:
+        remedy = "state terms= and nonnegative=True in its rule, so that its rounding errors can be bounded"
+        raise UnsupportedError([UnsupportedNode("a registered linear function", "Function", remedy)])
+    with torch.no_grad():
+        matrix = op.as_matrix(like).abs()
+    return round_up(sqrt(float(matrix.sum(0).max()) * float(matrix.sum(1).max())), sum(matrix.shape))
+
+
+class ProductErrors:
+    """Bounds on the error of a computed product B_ji x or B_jiᵀ y, per unit of the vector's norm, in float64.
+
+    An error made at a node in between travels on through the exact map from there. Norms of these partial maps are
+    bounded by products of ‖|A|‖ within a stage and, at the sites, by the norms of shorter pairs that are already
+    bounded: so give the pairs by increasing distance, each followed by `know`.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.known: dict[Pair, float] = {}
+        like = torch.zeros((), dtype=network.dtype, device=network.device)
+        norms: dict[int, float] = {}
+        for node in network.nodes:
+            for edge in node.edges:
+                norms[id(edge.op)] = magnitude_norm(edge.op, like)
+        self._norms = norms
+        sources = Counter(edge.source for node in network.nodes for edge in node.edges)
+        self._fan_out = max(sources.values(), default=0)  # additions at a node of an adjoint product
+        self._leaving, self._arriving = _scaled_outputs(network, sources), _scaled_inputs(network)
+
+    def copy(self) -> ProductErrors:
+        """The same, to be told of other pairs."""
+        copied = copy(self)
+        copied.known = dict(self.known)
+        return copied
+
+    def know(self, pair: Pair, norm: float) -> None:
+        """Remember a guaranteed bound on ‖B_ji‖."""
+        self.known[pair] = norm
+
+    def error(self, pair: Pair) -> float:
+        """The bound for one pair: Σ over nodes of (norm into the node)·γ·(norm from the node on)."""
+        j, i = pair
+        reach, reach_back = self._norms_from(i), self._norms_to(j)
+        total = 0.0
+        for v, node in enumerate(self.network.nodes):
+            onward = reach_back.get(v, 0.0)
+            if onward == 0.0:
+                continue
+            terms = max((e.op.accumulations for e in node.edges), default=0)
+            local = sum(self._norms[id(e.op)] * reach.get(e.source, 0.0) for e in node.edges)
+            total += gamma(terms + len(node.edges) + self._fan_out + 2) * local * onward
+        return total * (1 + 1e-6)  # errors of errors, and the rounding of this sum
+
+    def _norms_from(self, i: int) -> dict[int, float]:
+        """Bounds on the norms of the maps from the output of site i to every node."""
+        reach = {self.network.sites[i].output: 1.0}
+        for v, node in enumerate(self.network.nodes):
+            if any(e.source in reach for e in node.edges):
+                reach[v] = sum(self._norms[id(e.op)] * reach.get(e.source, 0.0) for e in node.edges)
+            if v in reach:
+                near = self._arriving.get(v, [])
+                reach[v] = min([reach[v], *(self.known[k, i] * f for k, f in near if (k, i) in self.known)])
+        return reach
+
+    def _norms_to(self, j: int) -> dict[int, float]:
+        """Bounds on the norms of the maps from every node to the input of site j."""
+        back = {self.network.sites[j].source: 1.0}
+        for v in reversed(range(len(self.network.nodes))):
+            if v not in back:
+                continue
+            near = self._leaving.get(v, [])
+            back[v] = min([back[v], *(self.known[j, k] * f for k, f in near if (j, k) in self.known)])
+            for e in self.network.nodes[v].edges:
+                back[e.source] = back.get(e.source, 0.0) + self._norms[id(e.op)] * back[v]
+        return back
+
+
+def _scaled_outputs(network: Network, readers: Counter[int]) -> dict[int, list[tuple[int, float]]]:
+    """Nodes v ↦ sites k with factors f: the map from v to anywhere has at most f times the norm of that from site k.
+
+    So it is if the output of site k is only read by v, as a term S·φ_k with a diagonal S: then B_jk = M·S.
+    """
+    ends = {site.source for site in network.sites}
+    found = {site.output: [(k, 1.0)] for k, site in enumerate(network.sites[:-1])}
+    for v, node in enumerate(network.nodes):
+        for edge in node.edges:
+            if isinstance(edge.op, Scale) and readers[edge.source] == 1 and edge.source not in ends:
+                factor = _inverse_norm(edge.op)
+                found.setdefault(v, []).extend((k, round_up(f * factor)) for k, f in found.get(edge.source, []))
+    return found
+
+
+def _scaled_inputs(network: Network) -> dict[int, list[tuple[int, float]]]:
+    """Nodes v ↦ sites k with factors f: the map from anywhere to v has at most f times the norm of that to site k.
+
+    So it is if the input of site k is S·v with a diagonal S: then B_ki = S·M.
+    """
+    found: dict[int, list[tuple[int, float]]] = {}
+    for k, site in enumerate(network.sites[1:], start=1):
+        v, factor = site.source, 1.0
+        found.setdefault(v, []).append((k, factor))
+        while len(edges := network.nodes[v].edges) == 1 and isinstance(op := edges[0].op, Scale):
+            v, factor = edges[0].source, round_up(factor * _inverse_norm(op))
+            found.setdefault(v, []).append((k, factor))
+    return found
+
+
+def _inverse_norm(op: Scale) -> float:
+    """‖S⁻¹‖ of a diagonal, from above; infinite if it has zeros."""
+    smallest = float(op.factor().detach().abs().min())
+    return round_up(1 / smallest) if smallest > 0 else inf
