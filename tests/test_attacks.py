@@ -157,7 +157,7 @@ def test_cross_check_on_mnist(tmp_path):
         )
 
     facts = certify(tmp_path / "honest").facts
-    assert facts["clean"] > 0.85
+    assert facts["clean"] > 0.8
     for at in facts["at"]:
         assert 0 < at["certified"] <= at["attacked"] <= facts["clean"]
     bound = lipcert.bound(loaded.model, loaded.input_shape)

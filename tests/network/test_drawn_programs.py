@@ -1,5 +1,7 @@
 """Whatever is written in ordinary PyTorch style is captured as it runs, bounded, and certified without a flip."""
 
+import os
+
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -11,6 +13,8 @@ from lipcert.bounds.methods import find_method
 from lipcert.bounds.targets import find_target
 from lipcert.certificate import Certifier
 from programs import WIDTH, programs
+
+FULL = os.environ.get("LIPCERT_FULL") == "1"  # 1,000 programs
 
 
 def steepest(run, count, seed):
@@ -46,7 +50,9 @@ def flips(model, run, x, certificates):
     return found
 
 
-@settings(examples(0.6), phases=[Phase.explicit, Phase.reuse, Phase.generate])  # shrinking takes too long
+@settings(
+    examples(2 if FULL else 0.6), phases=[Phase.explicit, Phase.reuse, Phase.generate]
+)  # shrinking takes too long
 @given(model=programs(), seed=st.integers(0, 1000))
 def test_captured_is_executed_bounded_and_certified(model, seed):
     network = lipcert.trace(model, (WIDTH,))

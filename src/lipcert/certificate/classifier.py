@@ -54,7 +54,7 @@ class CertifiedClassifier(nn.Module):
             check_arithmetic(self._dtype, x.device)
         check_input(x, self._bound.facts.input_shape, self._dtype)
         constants, reference_errors, growth = self._numbers
-        distance = torch.linalg.vector_norm(x.reshape(len(x), -1).double(), dim=1)[:, None] * (1 + 1e-12)
+        distance = torch.linalg.vector_norm(x.reshape(x.shape[0], -1).double(), dim=1)[:, None] * (1 + 1e-12)
         logits: Tensor = self._program[0](x)
         wide = logits.double()
         prediction = wide.argmax(1)
