@@ -28,7 +28,11 @@ from lipcert.network.rules.registry import Rule, find_module_rule
 _NOT_USERS = {Path(torch.__file__).parent, Path(importlib.__file__).parent, Path(__file__).parents[1]}
 """Folders of code that is not the user's."""
 _LOCK = Lock()
-_BATCHES = (1, 2, 7)
+_TRIALS = (
+    *((batch, mode) for batch in (1, 2, 7) for mode in ("without gradients", "with gradients")),
+    (2, "in inference mode"),
+)
+"""Numbers of rows, and how the model is called."""
 _ROWS = (1, *range(2, 70), *(2**k + d for k in range(7, 31) for d in (-1, 0, 1)))
 """Numbers of rows for which conditions on them are tried out."""
 
@@ -236,12 +240,11 @@ def compare(program: Program, model: nn.Module) -> None:
     memory layouts; and once with an eye on operators that read values, which a branch may hide from torch.export.
     """
     with unchanged(model):
-        for batch in _BATCHES:
-            for mode in ("without gradients", "with gradients", "in inference mode"):
-                found, expected = _both(program, model, batch, mode)
-                difference = _difference(found.detach(), expected, batch)
-                if difference is not None:
-                    raise _differs(model, f"{difference}, for a batch of {batch} {mode}")
+        for batch, mode in _TRIALS:
+            found, expected = _both(program, model, batch, mode)
+            difference = _difference(found.detach(), expected, batch)
+            if difference is not None:
+                raise _differs(model, f"{difference}, for a batch of {batch} {mode}")
         with _ReadsValues() as reads, torch.no_grad():
             model(_example(program, 2))
     if reads.operator is not None:
