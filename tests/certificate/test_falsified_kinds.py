@@ -231,6 +231,9 @@ REFUSED = {
     ),
     "the number of rows": (lambda: Op(lambda m, x: x * (x.size(0) // 2)), "rows"),
     "the number of rows in a constant": (lambda: Op(lambda m, x: x * torch.full((4,), float(x.size(0)))), "rows"),
+    "the number of rows in a computed constant": (
+        lambda: Op(lambda m, x: x + m.w * (x.shape[0] // 64), w=torch.ones(4)), "rows"
+    ),
     "positions in the batch": (lambda: Op(lambda m, x: x * torch.arange(x.size(0))[:, None]), "rows"),
     "softmax over the batch": (lambda: nn.Sequential(nn.Linear(4, 4), nn.Softmax(dim=0)), "batch"),
     "noise": (lambda: Op(lambda m, x: x + 2e-4 * torch.randn_like(m.z), z=torch.zeros(4)), "chance"),

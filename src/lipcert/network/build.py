@@ -192,15 +192,24 @@ class _Builder:
         unset = name in _UNINITIALISED and 0 not in shape
         if unset or (torch.Tag.nondeterministic_seeded in tags and not _is_inactive_dropout(node)):
             self._refuse(node, *self._name(node), "its result depends on chance; use a parameter or a buffer")
+        elif self._reads_size(node):
+            self._refuse(node, *self._name(node), "it depends on the number of rows of the batch")
         elif any(isinstance(n, torch.SymInt) for n in shape):
             alike = name in _ROWS_ALIKE or torch.Tag.pointwise in tags
             in_front = not any(isinstance(n, torch.SymInt) for n in shape[1:]) and shape[0] == self.batch
-            scalars = [value for value in node.args if isinstance(value, fx.Node) and self._is_size(value)]
-            if not alike or not in_front or scalars:
+            if not alike or not in_front:
                 self._refuse(node, *self._name(node), "it depends on the number of rows of the batch")
 
-    def _is_size(self, node: fx.Node) -> bool:
-        return self.program.kinds[node] == "size"
+    def _reads_size(self, node: fx.Node) -> bool:
+        """Whether a constant uses the number of rows as anything but the first axis of a shape."""
+        for value in (*node.args, *node.kwargs.values()):
+            items: list[Any] = list(value) if isinstance(value, list | tuple) else [None, value]
+            for place, item in enumerate(items):
+                if not isinstance(item, fx.Node) or self.program.kinds[item] != "size":
+                    continue
+                if place > 0 or item.target is not torch.ops.aten.sym_size.int:
+                    return True
+        return False
 
     def _apply(self, call: Call, result: Any) -> Input:
         """Append what a rule returned to the network."""
