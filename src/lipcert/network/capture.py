@@ -29,10 +29,10 @@ _NOT_USERS = {Path(torch.__file__).parent, Path(importlib.__file__).parent, Path
 """Folders of code that is not the user's."""
 _LOCK = Lock()
 _TRIALS = (
-    *((batch, mode) for batch in (1, 2, 7) for mode in ("without gradients", "with gradients")),
-    (2, "in inference mode"),
-)
-"""Numbers of rows, and how the model is called."""
+    (1, "without gradients"), (1, "with gradients"), (2, "without gradients"), (2, "with gradients"),
+    (7, "with gradients"), (2, "in inference mode"),
+)  # fmt: skip
+"""Numbers of rows, and how the model is called; what depends on them without gradients is in the graph's guards."""
 _ROWS = (1, *range(2, 70), *(2**k + d for k in range(7, 31) for d in (-1, 0, 1)))
 """Numbers of rows for which conditions on them are tried out."""
 

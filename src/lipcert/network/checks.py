@@ -40,7 +40,6 @@ def check_node(call: Call, node: Node, result: Any, dtype: torch.dtype) -> None:
     inputs = [_random(_ROWS, value.shape, call, seed) for seed, value in enumerate(call.inputs)]
     for x in inputs:
         x[1] = 0
-    zero = [torch.zeros_like(x) for x in inputs]
     images = []
     for place, chain in chains:
         x = inputs[place]
@@ -53,7 +52,7 @@ def check_node(call: Call, node: Node, result: Any, dtype: torch.dtype) -> None:
         raise _false(f"maps a batch of {_ROWS} to the shape {tuple(found.shape)}, expected {(_ROWS, *call.out_shape)}")
     if any(isinstance(op, Gather) for _, chain in chains for op in chain) and dtype != call.executed:
         return  # positions are those of the type in which the program runs, where they have been compared
-    expected = computed - call._invoke(zero)
+    expected = computed - computed[1:2]  # the constants that the call adds
     if not bool(torch.isfinite(found).all() & torch.isfinite(expected).all()):
         return  # weights that are not finite are refused elsewhere, by their names
     error = (found - expected).abs()
