@@ -9,8 +9,8 @@ from rich.table import Table
 
 import lipcert
 from benchmarks.measure import own_peak
-from lipcert import zoo
 from lipcert.certificate import Certifier
+from lipcert.models import zoo
 from lipcert_experiments.timing import side_by_side
 
 MINUTES = {"4C3F": 3, "6C2F": 3, "8C2F": 20}

@@ -30,7 +30,7 @@ from lipcert.bounds.fit import FitOptions, fit_scales
 from lipcert.bounds.semidefinite import lipsdp_constants
 from lipcert.data import Dataset
 from lipcert.errors import DataError
-from lipcert.loading import load_model
+from lipcert.models import load_model
 
 SEEDS = {2: 3, 5: 3, 10: 3, 20: 3, 50: 1}  # by depth: how many networks
 SDP_DEPTHS = (2, 5)

@@ -11,7 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from benchmarks.mlps import WIDTH
-from lipcert.figures.style import COLOURS, MEANING, new_figure, styled
+from lipcert.display.style import COLOURS, MEANING, new_figure, styled
 
 TIME_SHARE = 0.05
 Figures = dict[str, Any]

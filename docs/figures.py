@@ -15,8 +15,8 @@ from torch import nn
 
 import lipcert
 from lipcert.certificate.stream import read_certificates
-from lipcert.figures import accuracy_curve, contributions, draw_lines, inline_svg, lines, new_figure, save_figure
-from lipcert.figures.style import COLOURS, INK, styled
+from lipcert.display import accuracy_curve, contributions, draw_lines, inline_svg, lines, new_figure, save_figure
+from lipcert.display.style import COLOURS, INK, styled
 from lipcert.files import replace_file
 
 HERE = Path(__file__).parent

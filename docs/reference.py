@@ -10,9 +10,9 @@ import typer
 from typer.cli import get_docs_for_click
 
 import lipcert
-from lipcert import zoo
 from lipcert.cli import app
 from lipcert.files import replace_file
+from lipcert.models import zoo
 from lipcert.training import TrainConfig, presets
 
 

@@ -9,7 +9,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 from torch import nn
 
-from lipcert.zoo import residual
+from lipcert.models.zoo import residual
 from models import PaperResidual, RandomDag, dense_chain, gaussian
 
 Drawn = tuple[nn.Module, tuple[int, ...]]

@@ -9,7 +9,8 @@ from math import prod, sqrt
 import torch
 from torch import Tensor, nn
 
-from lipcert.zoo import residual
+from lipcert.layers import RhoLipschitzConv2d, RhoLipschitzLinear
+from lipcert.models.zoo import residual
 
 
 class Op(nn.Module):
@@ -140,3 +141,16 @@ def named_models() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
     }  # fmt: skip
     seeds = {"residual convolutions": 5}  # well separated singular values, so that power iterations converge soon
     return {name: (gaussian(model, seeds.get(name, 0)), shape) for name, (model, shape) in models.items()}
+
+
+def rho_conv(convolutions, depth: int, dense: int, rescaling: str, input_shape, classes: int) -> nn.Sequential:
+    """After each convolution some rho-Lipschitz convolutional layers; then the same with dense layers."""
+    layers: list[nn.Module] = []
+    channels, size = input_shape[0], input_shape[1]
+    for filters, kernel, stride, padding in convolutions:
+        layers.append(nn.Conv2d(channels, filters, kernel, stride, padding))
+        layers += [RhoLipschitzConv2d(filters, filters, 3, rescaling=rescaling, learn_rho=True) for _ in range(depth)]
+        channels, size = filters, (size + 2 * padding - kernel) // stride + 1
+    layers += [nn.Flatten(), nn.Linear(channels * size * size, dense)]
+    layers += [RhoLipschitzLinear(dense, dense, rescaling=rescaling, learn_rho=True) for _ in range(depth)]
+    return nn.Sequential(*layers, nn.Linear(dense, classes))

@@ -12,7 +12,7 @@ from helpers import randn
 from lipcert import attacks
 from lipcert.commands import evaluate
 from lipcert.errors import CertificateViolation, OptionError, TrainingModeError
-from lipcert.loading import LoadedModel
+from lipcert.models import LoadedModel
 from models import dense_chain
 
 PIXELS = (-50.0, 50.0)

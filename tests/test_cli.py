@@ -5,7 +5,6 @@ import sys
 
 import pytest
 import torch
-from rich.console import Console
 from typer.testing import CliRunner
 
 import lipcert
@@ -13,7 +12,7 @@ from lipcert import cli, zoo
 from lipcert.bounds.methods import METHODS
 from lipcert.certificate.stream import read_certificates
 from lipcert.errors import OptionError, ResumeError, TooLargeError
-from lipcert.loading import save_checkpoint
+from lipcert.models import save_model
 
 NET = """
 import torch
@@ -32,7 +31,7 @@ def run(tmp_path, monkeypatch):
     """Runs a command in a folder with a trained network for the digits."""
     (tmp_path / "digit_net.py").write_text(NET)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "console", Console(width=140))
+    monkeypatch.setattr(cli.console, "width", 140)
     monkeypatch.delitem(sys.modules, "digit_net", raising=False)
     runner = CliRunner()
 
@@ -122,7 +121,7 @@ def test_all_methods_as_a_table_with_refusals(run, monkeypatch):
 
     monkeypatch.setattr("lipcert.bounds.methods.lipsdp.lipsdp_constants", refuse)
     monkeypatch.setattr("lipcert.bounds.methods.best._SMALL", 0)  # "best" does without
-    monkeypatch.setattr("lipcert.commands.constants.METHODS", ("naive", "liplt", "lipsdp", "best"))
+    monkeypatch.setattr("lipcert.commands.bound_command.METHODS", ("naive", "liplt", "lipsdp", "best"))
     table = run("bound", "digit_net:build", "--method", "all", "--quiet")
     lines = {line.split()[1]: line for line in table.splitlines() if line.startswith("│")}
     assert list(lines) == ["naive", "liplt", "lipsdp", "best", "sampled"]
@@ -178,7 +177,9 @@ def test_certify_writes_its_files_and_continues(run, weights, tmp_path, monkeypa
     certificates = read_certificates(tmp_path / "r" / "certificates.csv")
     assert facts["clean"] == certificates.clean_accuracy > 0.8
     assert facts["inputs"] == len(certificates) == 60
-    assert [at["certified"] for at in facts["at"]] == certificates.certified_accuracy([0.1, 0.3])
+    assert [at["certified"] for at in facts["at"]] == [
+        certificates.certified_accuracy(epsilon) for epsilon in (0.1, 0.3)
+    ]
     assert facts["median_radius"] == certificates.radius.median().item()
     assert facts["at"][0]["attacked"] is None
 
@@ -249,7 +250,7 @@ def test_epsilons_as_fractions(run, weights):
 
 
 def test_certify_a_checkpoint_of_the_zoo(run, tmp_path):
-    save_checkpoint(zoo.build("4C3F", (1, 8, 8), 10, seed=0), tmp_path / "z.safetensors", "4C3F", (1, 8, 8), 10)
+    save_model(zoo.build("4C3F", (1, 8, 8), 10, seed=0), tmp_path / "z.safetensors", "4C3F", (1, 8, 8), 10)
     facts = json.loads(
         run("certify", tmp_path / "z.safetensors", "--data", "digits", "--eps", 0.1, "--limit", 4, "--json")
     )

@@ -26,9 +26,9 @@ import typer
 from benchmarks.__main__ import PARTS
 from typer.testing import CliRunner
 
-from lipcert import zoo
 from lipcert.cli import app
-from lipcert.commands.train import chosen_config
+from lipcert.models import zoo
+from lipcert.training import TrainConfig
 from lipcert_experiments import EXPERIMENTS
 
 ROOT = Path(__file__).parent.parent
@@ -133,7 +133,7 @@ def check_lipcert(words: list[str], *, complete: bool, written: set[str]) -> Non
         return
     values = command.make_context(name, list(arguments)).params
     if name == "train" and values["config"] not in written | {None} and not PLACEHOLDER.match(values["config"]):
-        chosen_config(values["config"], values["set_"] or [])
+        TrainConfig.named(values["config"]).with_overrides(values["set_"] or [])
     model = str(values.get("model", ""))
     is_file = Path(model).suffix == ".safetensors" or "/" in model or ":" in model
     assert not model or is_file or PLACEHOLDER.match(model) or model in zoo.ZOO, f"there is no network {model}"

@@ -6,12 +6,11 @@ from safetensors.torch import save_file
 from torch import nn
 
 import lipcert
-from lipcert import zoo
 from lipcert.bounds.bound import Bound
 from lipcert.bounds.compute import stored_bound
 from lipcert.bounds.fit import FitOptions
 from lipcert.errors import LipcertError, ModelError
-from lipcert.loading import load_model, save_checkpoint
+from lipcert.models import load_model, save_model, zoo
 from models import dense_chain
 
 SHAPE = (1, 12, 12)
@@ -20,7 +19,7 @@ SHAPE = (1, 12, 12)
 @pytest.fixture
 def checkpoint(tmp_path):
     model = zoo.build("4C3F", SHAPE, 5, seed=3)
-    save_checkpoint(model, tmp_path / "model.safetensors", "4C3F", SHAPE, 5)
+    save_model(model, tmp_path / "model.safetensors", "4C3F", SHAPE, 5)
     return tmp_path / "model.safetensors", model
 
 
@@ -40,7 +39,7 @@ def test_checkpoint_by_file_and_by_folder(checkpoint):
 
 def test_the_bound_beside_a_checkpoint_is_used_again(tmp_path):
     model = zoo.build("maxmin-512-512", (4,), 3, seed=0)
-    save_checkpoint(model, tmp_path / "model.safetensors", "maxmin-512-512", (4,), 3)
+    save_model(model, tmp_path / "model.safetensors", "maxmin-512-512", (4,), 3)
     assert load_model(str(tmp_path)).earlier is None
     first = lipcert.bound(model, (4,), "rescaled", fit=FitOptions(steps=3, lr=0.1))
     first.save(tmp_path / "bound")

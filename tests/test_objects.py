@@ -83,7 +83,7 @@ def test_html_has_no_colours_and_escapes_names(shown):
 
 
 def test_html_escapes_what_is_not_markup():
-    from lipcert.figures import TextTable
+    from lipcert.display import TextTable
 
     html = TextTable("a < b", ("name",), [("<script>",)], "c & d").html()
     assert "<script>" not in html
@@ -119,10 +119,10 @@ def test_table_of_no_certificates(certificates):
 def test_table_of_a_run(run):
     rows = terminal_rows(run)[1:]
     for row, part in zip(rows, (run, run.standard), strict=True):
-        assert row[0] == part.summary["loss"]
-        shares = [part.summary["clean"]]
-        for entry in part.summary["at"]:
-            shares += [entry["attacked"], entry["certified"]]
+        assert row[0] == part.summary.loss
+        shares = [part.summary.clean]
+        for entry in part.summary.at:
+            shares += [entry.attacked, entry.certified]
         assert row[1:-1] == [f"{share:.2%}" for share in shares]
 
 
@@ -195,7 +195,7 @@ def test_plot_of_a_run(run):
 
 
 def test_plots_can_be_saved(shown, tmp_path: Path):
-    from lipcert.figures import save_figure
+    from lipcert.display import save_figure
 
     assert all(path.stat().st_size > 1000 for path in save_figure(shown.plot(), tmp_path / "figure"))
 

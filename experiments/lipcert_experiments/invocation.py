@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,18 +13,20 @@ from typing import Any
 import torch
 
 from lipcert import data
+from lipcert.display import TextTable, save_figure
+from lipcert.display.style import INK
+from lipcert.display.text_table import latex_text
 from lipcert.errors import LipcertError, check_choice
-from lipcert.figures import save_figure
-from lipcert.figures.style import INK
-from lipcert.files import replace_file
-from lipcert.training import Run, TrainConfig, resume, train
-from lipcert.training.loop import Progress
-from lipcert.training.run import CONFIG, no_progress
+from lipcert.files import write_text
+from lipcert.layout import CONFIG
+from lipcert.progress import Progress, no_progress
+from lipcert.runs import Run
+from lipcert.training import TrainConfig, resume, train
 from lipcert_experiments.experiments import EXPERIMENTS, Experiment, Job
 from lipcert_experiments.facts import environment
 from lipcert_experiments.measures import Subject, measure
 from lipcert_experiments.plan import Plan
-from lipcert_experiments.results import Failed, Finished, Outcome, latex_text
+from lipcert_experiments.results import Failed, Finished, Outcome
 from lipcert_experiments.tables import Study
 
 _UNITS = "l2, pixels in [0, 1]"
@@ -47,6 +49,11 @@ class Reproduction:
         failures = [f"Failed: {key}: {reason.rstrip('.')}." for key, reason in self.failed.items()]
         trained = [self.plan.note] if self.plan.note and self.experiment.jobs(self.plan) else []
         return [*self.outcome.notes, *trained, *failures, self.statement]
+
+    def table(self) -> TextTable:
+        """The table of the experiment; in parentheses the published numbers."""
+        title = f"{self.experiment.name}: {self.experiment.what}"
+        return replace(self.outcome.table.as_text(), title=title, caption=" ".join(self.notes))
 
 
 def reproduce(
@@ -107,14 +114,14 @@ def _statement(
     if jobs:
         configs = [job.config for job in jobs.values()]
         summaries = [result.summary for result in results.values() if isinstance(result, Finished)]
-        titles = _listed(summary["data_title"] for summary in summaries) or _listed(config.data for config in configs)
+        titles = _listed(summary.data_title for summary in summaries) or _listed(config.data for config in configs)
         parts += [
             f"data: {titles}",
             f"networks: {_listed(config.model for config in configs)}",
             f"ε: {_listed(_epsilon(config) for config in configs)} ({_UNITS})",
             f"epochs: {_listed(config.epochs for config in configs)}",
             f"seed: {_listed(config.seed for config in configs)}",
-            f"guarantee: {_listed(summary['guarantee'] for summary in summaries) or 'none'}",
+            f"guarantee: {_listed(summary.guarantee for summary in summaries) or 'none'}",
         ]
     commit = facts["commit"] or "unknown"
     parts += [f"hardware: {facts['hardware']}", f"lipcert {facts['lipcert']}, commit {commit}", facts["date"]]
@@ -142,10 +149,11 @@ def _write(done: Reproduction, results: Mapping[str, Finished | Failed], facts: 
         "table": outcome.table.as_dict(), "numbers": outcome.numbers,
     }  # fmt: skip
     _text(folder / "results.json", json.dumps(content, indent=1, ensure_ascii=False))
-    lines = [f"# {experiment.name}: {experiment.what}", "", outcome.table.markdown(), "", *(f"{n}\n" for n in notes)]
+    table = outcome.table.as_text()
+    lines = [f"# {experiment.name}: {experiment.what}", "", table.markdown(), *(f"{note}\n" for note in notes)]
     _text(folder / "table.md", "\n".join(lines).rstrip())
     comments = [f"% {latex_text(line)}" for note in notes for line in textwrap.wrap(note, 110)]
-    _text(folder / "table.tex", "\n".join([*comments, outcome.table.latex()]))
+    _text(folder / "table.tex", "\n".join([*comments, table.latex().rstrip()]))
     if outcome.figure is not None:
         width = round(outcome.figure.get_figwidth() * 16)
         outcome.figure.supxlabel("\n".join(textwrap.wrap(done.statement, width)), fontsize=7, color=INK)
@@ -173,13 +181,13 @@ def _run_facts(result: Finished | Failed) -> dict[str, Any]:
         return {**facts, "failed": result.reason}
     kept = ("data_title", "data_note", "inputs", "method", "target", "guarantee", "mean_constant", "clean",
             "mean_radius", "median_radius", "at", "training_seconds", "certifying_seconds")  # fmt: skip
+    summary = result.summary.as_dict()
     measured = {
         name: {key: value for key, value in found.items() if key not in ("folder", "fingerprint")}
         for name, found in result.measured.items()
     }
-    return {**facts, **{key: result.summary[key] for key in kept}, "measured": measured}
+    return {**facts, **{key: summary.get(key) for key in kept}, "measured": measured}
 
 
 def _text(path: Path, text: str) -> None:
-    with replace_file(path) as temporary:
-        temporary.write_text(text + "\n", encoding="utf-8")
+    write_text(path, text + "\n")

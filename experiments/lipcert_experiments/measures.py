@@ -19,11 +19,11 @@ from lipcert.bounds.estimator import Estimator
 from lipcert.certificate.stream import read_certificates
 from lipcert.data import Dataset
 from lipcert.errors import TooLargeError
-from lipcert.files import replace_file
-from lipcert.loading import LoadedModel, load_model
-from lipcert.training import Run, TrainConfig
-from lipcert.training.finish import certify_test
-from lipcert.training.loop import Progress
+from lipcert.files import write_json
+from lipcert.models import LoadedModel, load_model
+from lipcert.progress import Progress
+from lipcert.runs import Run, Task, certify_test
+from lipcert.training import TrainConfig
 from lipcert_experiments.authors_pgd import authors_pgd
 from lipcert_experiments.plan import ATTACKED, RESTARTS, STEPS, Plan
 
@@ -61,14 +61,13 @@ def measure(subject: Subject, names: Sequence[str]) -> dict[str, Any]:
 def _stored(subject: Subject, name: str) -> dict[str, Any]:
     function, label = _MEASURES[name](subject.plan)
     path = subject.folder / f"{label}.json"
-    mark = subject.run.summary["fingerprint"]
+    mark = subject.run.summary.fingerprint
     if path.exists():
         stored: dict[str, Any] = json.loads(path.read_text())
         if stored["fingerprint"] == mark:
             return stored
     found = {"fingerprint": mark, **function(subject)}
-    with replace_file(path) as temporary:
-        temporary.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+    write_json(path, found)
     return found
 
 
@@ -136,7 +135,8 @@ def constants(subject: Subject) -> dict[str, Any]:
 def naive_radii(subject: Subject) -> dict[str, Any]:
     """Certificates from naive constants, in certificates.csv beside the measure."""
     loaded, folder = subject.loaded, subject.folder / "naive"
-    bound, certificates = certify_test(loaded, subject.dataset, folder, "naive", subject.progress)
+    task = Task(subject.dataset, [subject.epsilon], len(subject.dataset.test), 0, method="naive")
+    bound, certificates = certify_test(loaded, task, folder, subject.progress)
     return {"folder": str(folder), "guarantee": bound.guarantee, "epsilon": subject.epsilon,
             "certified": certificates.certified_accuracy(subject.epsilon),
             "median_radius": float(certificates.radius.median())}  # fmt: skip

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lipcert.certificate import Certificates
-from lipcert.figures import draw_lines, new_figure
-from lipcert.figures.style import colours, styled
+from lipcert.display import draw_lines, new_figure
+from lipcert.display.style import colours, styled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lipcert.display import TextTable
+from lipcert.runs import Summary
 from lipcert.training import TrainConfig
 
 if TYPE_CHECKING:
@@ -67,15 +69,9 @@ class Table:
         ]
         return {"heads": self.heads, "columns": self.columns, "rows": rows}
 
-    def markdown(self) -> str:
-        lines = [_line((*self.heads, *self.columns)), _line(["---"] * len(self.heads) + ["---:"] * len(self.columns))]
-        return "\n".join([*lines, *(_line(row) for row in self.texts())])
-
-    def latex(self) -> str:
-        lines = [rf"\begin{{tabular}}{{{'l' * len(self.heads)}{'r' * len(self.columns)}}}", r"\toprule"]
-        lines += [_latex_line((*self.heads, *self.columns)), r"\midrule"]
-        lines += [_latex_line(row) for row in self.texts()]
-        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
+    def as_text(self) -> TextTable:
+        """For the terminal, in Markdown and in LaTeX."""
+        return TextTable("", (*self.heads, *self.columns), self.texts(), words=len(self.heads))
 
 
 @dataclass(frozen=True)
@@ -84,7 +80,7 @@ class Finished:
 
     config: TrainConfig
     folder: Path
-    summary: Mapping[str, Any]
+    summary: Summary
     metrics: Sequence[Mapping[str, Any]] = field(repr=False)
     measured: Mapping[str, Any] = field(repr=False)
 
@@ -105,22 +101,3 @@ class Outcome:
     notes: Sequence[str] = ()
     figure: Figure | None = field(default=None, repr=False)
     numbers: Mapping[str, Any] = field(default_factory=dict, repr=False)
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-_LATEX = {"%": r"\%", "&": r"\&", "_": r"\_", "#": r"\#", "–": "--", "√2": r"$\sqrt{2}$", "λ": r"$\lambda$",
-          "ε": r"$\epsilon$", "×": r"$\times$", "≥": r"$\geq$", "−": "$-$"}  # fmt: skip
-
-
-def latex_text(text: str) -> str:
-    """The text with the signs that LaTeX would misread written its way."""
-    for sign, code in _LATEX.items():
-        text = text.replace(sign, code)
-    return text
-
-
-def _latex_line(cells: Sequence[str]) -> str:
-    return " & ".join(latex_text(cell) for cell in cells) + r" \\"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lipcert import zoo
+from lipcert.models import zoo
 from lipcert_experiments import pictures
 from lipcert_experiments.facts import environment
 from lipcert_experiments.results import Cell, Outcome, Row, Table

@@ -200,7 +200,7 @@ def _accuracies(heads: tuple[str, ...], result: Finished | Failed | None, publis
     ours: dict[str, float] = {}
     if isinstance(result, Finished):
         ours = {
-            "clean": result.summary["clean"], "certified": result.summary["at"][0]["certified"],
+            "clean": result.summary.clean, "certified": result.summary.at[0].certified,
             "attacked": result.measured["attacked"]["attacked"], "estimate": result.measured["estimated"]["certified"],
         }  # fmt: skip
     cells = {name: Cell(100 * ours[name] if name in ours else None, theirs[name]) for name in _ACCURACIES}

@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
-from lipcert import losses, zoo
+from lipcert import losses
 from lipcert.bounds.estimator import Estimator
 from lipcert.files import replace_file
+from lipcert.models import zoo
 
 ALONE, INSIDE, WHOLE = "bound alone", "in training", "whole iteration"
 Parts = dict[str, float]

@@ -1,16 +1,19 @@
 """Certified robustness of PyTorch classifiers: LipLT Lipschitz bounds and what follows from them."""
 
-from lipcert import data, errors, layers, losses, zoo
+from lipcert import data, errors, layers, losses
 from lipcert.bounds.bound import Bound
 from lipcert.bounds.compute import bound
 from lipcert.bounds.estimator import Estimate, Estimator
 from lipcert.bounds.sampled import estimate_sampled
 from lipcert.certificate import Certificates, CertifiedClassifier, certify
 from lipcert.errors import LipcertError, UnsupportedError
+from lipcert.models import LoadedModel, load_model, zoo
 from lipcert.network import Call, Network, Slope, register_rule, trace
-from lipcert.training import Run, TrainConfig, train
+from lipcert.runs import Run, Summary
+from lipcert.training import TrainConfig, train
+from lipcert.version import VERSION
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "Bound",
@@ -20,9 +23,11 @@ __all__ = [
     "Estimate",
     "Estimator",
     "LipcertError",
+    "LoadedModel",
     "Network",
     "Run",
     "Slope",
+    "Summary",
     "TrainConfig",
     "UnsupportedError",
     "bound",
@@ -31,6 +36,7 @@ __all__ = [
     "errors",
     "estimate_sampled",
     "layers",
+    "load_model",
     "losses",
     "register_rule",
     "trace",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +31,22 @@ def replace_file(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """A text file, complete or absent."""
+    with replace_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, values: Any) -> None:
+    """A JSON file, complete or absent."""
+    write_text(path, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """The temporary files of processes that were killed while they wrote into a folder."""
+    return list(folder.glob(".*.[0-9]*.tmp"))
 
 
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:

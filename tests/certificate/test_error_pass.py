@@ -13,7 +13,7 @@ import lipcert
 from drawn import networks
 from helpers import examples, randn
 from lipcert.certificate import Certifier
-from lipcert.zoo import residual
+from lipcert.models.zoo import residual
 from models import DenselyConnected, Op, dense_chain, gaussian
 
 

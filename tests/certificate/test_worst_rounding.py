@@ -14,13 +14,14 @@ from torch import nn
 import lipcert
 from drawn import networks
 from helpers import examples, randn
-from lipcert import data, zoo
+from lipcert import data
 from lipcert.certificate import Certifier
 from lipcert.certificate.error_pass import ErrorPass, _Batch
 from lipcert.layers import RhoLipschitzConv2d, RhoLipschitzLinear
+from lipcert.models import zoo
 from lipcert.norms.product_errors import magnitude_norm
 from lipcert.rounding import gamma
-from models import dense_chain, gaussian
+from models import dense_chain, gaussian, rho_conv
 
 FEWEST = 8  # products; the roundings that really happen are then much fewer than those that are allowed
 
@@ -160,7 +161,7 @@ def fitted_rho_network():
     """ρ-Lipschitz convolutions with random weights, and a last layer fitted to the digits by least squares."""
     digits = data.load("digits").train
     images, targets = digits.images.float() / digits.maximum, nn.functional.one_hot(digits.labels).double()
-    model = zoo.rho_conv([(8, 3, 1, 1), (16, 4, 2, 1)], 2, 64, "aol", (1, 8, 8), 10).eval().requires_grad_(False)
+    model = rho_conv([(8, 3, 1, 1), (16, 4, 2, 1)], 2, 64, "aol", (1, 8, 8), 10).eval().requires_grad_(False)
     features = model[:-1](images).double()
     features = torch.cat([features, torch.ones(len(features), 1)], dim=1)
     gram = features.T @ features + torch.eye(features.shape[1])

@@ -8,7 +8,6 @@ from functools import cache
 from math import isfinite
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from lipcert import cli
@@ -187,7 +186,7 @@ def test_a_failed_configuration_is_reported_and_the_rest_completes(out, made, tm
         return original(subject, names)
 
     monkeypatch.setattr(invocation, "measure", failing)
-    monkeypatch.setattr(cli, "console", Console(width=200))
+    monkeypatch.setattr(cli.console, "width", 200)
     arguments = ["table-power-iterations", "--epochs", "2", "--out", str(tmp_path), "--quiet"]
     result = CliRunner().invoke(cli.app, ["reproduce", *arguments])
     assert result.exit_code == 1, result.output
@@ -225,7 +224,7 @@ def test_the_authors_protocol_has_their_attack(out):
 
 
 def test_the_list_names_all_experiments(monkeypatch):
-    monkeypatch.setattr(cli, "console", Console(width=160))
+    monkeypatch.setattr(cli.console, "width", 160)
     for arguments in (["reproduce"], ["reproduce", "--list"]):
         output = CliRunner().invoke(cli.app, arguments).output
         assert all(name in output for name in EXPERIMENTS)

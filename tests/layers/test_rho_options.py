@@ -6,10 +6,9 @@ from rho import single
 from torch import nn
 
 import lipcert
-from lipcert import zoo
 from lipcert.errors import OptionError
 from lipcert.layers import RhoLipschitzConv2d, RhoLipschitzLinear
-from lipcert.loading import load_model, save_checkpoint
+from lipcert.models import load_model, save_model, zoo
 from models import Op
 
 
@@ -27,12 +26,12 @@ def test_rho_is_learned_and_stays_positive():
 
 
 def test_state_dicts_and_checkpoints_restore_the_layers(tmp_path):
-    for name, shape in [("rho-mlp", (1, 8, 8)), ("rho-conv", (1, 8, 8))]:
+    for name, shape in [("rho-mlp", (1, 8, 8)), ("rho-mlp-256", (1, 8, 8))]:
         model = zoo.build(name, shape, 10, seed=3).eval()
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(0.05 * torch.randn_like(parameter))
-        save_checkpoint(model, tmp_path / "m.safetensors", name, shape, 10)
+        save_model(model, tmp_path / "m.safetensors", name, shape, 10)
         loaded = load_model(str(tmp_path / "m.safetensors")).model
         x = torch.rand(4, *shape)
         assert torch.equal(loaded(x), model(x))

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import lipcert
-from lipcert import zoo
+from lipcert.models import zoo
 from lipcert.network.convolution import Convolution
 from lipcert.network.rewrites import loop_transform
 
@@ -25,14 +25,10 @@ SITES = {
     "2C2F": 3,
     "mlp-64": 1,
     "mlp-256": 1,
-    "mlp-1024": 1,
-    "mlp-2048": 1,
-    "mlp-1024-1024": 2,
     "maxmin-1024": 1,
     "maxmin-512-512": 2,
     "rho-mlp": 2,
     "rho-mlp-256": 4,
-    "rho-conv": 3,
     "resnet-small": 7,
     "resnet18": 17,
 }

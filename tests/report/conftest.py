@@ -7,7 +7,7 @@ import pytest
 from digits_run import CONFIG
 
 import lipcert
-from lipcert.report import pictures, write_report
+from lipcert.report import drawing, write_report
 
 
 @pytest.fixture(scope="session")
@@ -33,6 +33,6 @@ def page(finished, tmp_path_factory) -> Path:
 @pytest.fixture
 def undrawn(monkeypatch) -> None:
     """Pages without pictures, for tests of words."""
-    monkeypatch.setattr(pictures, "save_figure", lambda figure, path: [])
-    monkeypatch.setattr(pictures, "inline_svg", lambda figure, label: "<svg></svg>")
+    monkeypatch.setattr(drawing, "save_figure", lambda figure, path: [])
+    monkeypatch.setattr(drawing, "inline_svg", lambda figure, label: "<svg></svg>")
     monkeypatch.setattr("matplotlib.figure.Figure.draw_without_rendering", lambda figure: None)

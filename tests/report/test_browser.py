@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lipcert.certificate.stream import read_certificates
-from lipcert.report import read_runs
+from lipcert.runs import read_runs
 
 pytestmark = pytest.mark.browser
 FLAGS = (

@@ -11,8 +11,9 @@ import lipcert
 from lipcert import attacks, data
 from lipcert.certificate.stream import read_certificates
 from lipcert.errors import CertificateViolation, DataError
-from lipcert.loading import load_model
-from lipcert.training import evidence, resume
+from lipcert.models import load_model
+from lipcert.runs import evidence
+from lipcert.training import resume
 from lipcert.training.run import weights_digest
 
 
@@ -43,8 +44,8 @@ def test_the_number_of_attacked_inputs_does_not_change_the_weights(tmp_path):
     assert weights_digest(none) == weights_digest(none.with_overrides(["attack_inputs=7"]))
     result = lipcert.train(none, tmp_path)
     assert not (tmp_path / "attacks.csv").exists()
-    assert result.summary["attacked_inputs"] == 0
-    assert [entry["attacked"] for entry in result.summary["at"]] == [None, None]
+    assert result.summary.attacked_inputs == 0
+    assert [entry.attacked for entry in result.summary.at] == [None, None]
 
 
 def test_constants_are_guaranteed_by_both_methods(finished):
@@ -109,7 +110,7 @@ def test_a_success_inside_a_radius_is_an_error(finished, tmp_path, attack):
     part.radius[3] = 10.0
     judge = {
         "cross_check": lambda: attacks.cross_check(model, test, part, [0.3], tmp_path),
-        "gallery": lambda: evidence._write_gallery(model, test, part, tmp_path),
+        "gallery": lambda: evidence.write_gallery(model, test, part, tmp_path),
     }[attack]
     with pytest.raises(CertificateViolation, match="the certificate of input 3 does not hold"):
         judge()

@@ -10,9 +10,11 @@ from typer.testing import CliRunner
 
 from lipcert.certificate.stream import read_certificates
 from lipcert.cli import app
+from lipcert.display import TextTable
 from lipcert.errors import DataError, OptionError
-from lipcert.report import compare, read_runs, write_report
-from lipcert.report.table import Comparison, duration
+from lipcert.report import compare, write_report
+from lipcert.report.comparison import duration
+from lipcert.runs import read_runs
 
 SECTIONS = ["runs", "accuracy", "radii", "contributions", "pairwise", "training", "gallery", "repeat"]
 
@@ -200,7 +202,7 @@ def test_names_from_the_outside_cannot_become_markup(run, undrawn):
 
 
 def test_tables():
-    table = Comparison(["run", "at ε = 0.5"], [["a_b|c", "50\u2009%"], ["d & e", "–"]], words=1)
+    table = TextTable("", ["run", "at ε = 0.5"], [["a_b|c", "50\u2009%"], ["d & e", "–"]], words=1)
     assert table.markdown() == (
         "| run | at ε = 0.5 |\n| :--- | ---: |\n| a_b\\|c | 50\u2009% |\n| d & e | – |\n"
     )  # fmt: skip

@@ -5,8 +5,8 @@ import re
 import numpy as np
 import pytest
 
-from lipcert.report import read_runs
 from lipcert.report.slider import HEIGHT, LEFT, RIGHT, TOP, WIDTH, slider
+from lipcert.runs import read_runs
 
 
 def points(path: str) -> list[tuple[float, float]]:

@@ -10,8 +10,9 @@ from safetensors.torch import load_file, save_file
 
 import lipcert
 from lipcert.errors import CheckpointError
+from lipcert.runs.working import working_in
 from lipcert.training import checkpoint, resume
-from lipcert.training.checkpoint import Parts, Position, read_checkpoint, remove_leftovers, write_checkpoint
+from lipcert.training.checkpoint import Position, TrainingState, read_checkpoint, write_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,7 @@ def run_folder(unfinished, tmp_path):
     return tmp_path
 
 
-def small_parts(seed: int) -> Parts:
+def small_parts(seed: int) -> TrainingState:
     torch.manual_seed(seed)
     model = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(3, 2))
     model.to(memory_format=torch.channels_last)
@@ -39,7 +40,7 @@ def small_parts(seed: int) -> Parts:
     for _ in range(2):
         (model(torch.randn(4, 2, 3, 3)).square().mean() + estimator().sum()).backward()
         optimizer.step()
-    return Parts(model, [optimizer], {"estimator": estimator})
+    return TrainingState(model, [optimizer], {"estimator": estimator})
 
 
 def test_round_trip_restores_values_and_memory_formats(tmp_path):
@@ -122,8 +123,9 @@ def test_a_write_that_fails_leaves_the_old_checkpoint_and_nothing_else(tmp_path,
 def test_leftovers_of_killed_writers_are_removed(tmp_path):
     for name in (".checkpoint.safetensors.17.tmp", "metrics.jsonl"):
         (tmp_path / name).touch()
-    remove_leftovers(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+    with working_in(tmp_path):
+        assert not (tmp_path / ".checkpoint.safetensors.17.tmp").exists()
+    assert (tmp_path / "metrics.jsonl").exists()
 
 
 def test_metrics_beyond_the_checkpoint_are_cut_off(run_folder):

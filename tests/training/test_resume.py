@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 
 import lipcert
 from lipcert.errors import ResumeError
+from lipcert.runs.metrics import read_metrics
 from lipcert.training import TrainConfig, checkpoint, resume
-from lipcert.training.monitor import read_metrics
 
 KILLS = 10 if os.environ.get("LIPCERT_FULL") == "1" else 3
 # Four epochs of 12 steps with a checkpoint after each: the second epoch is the first with constants.

@@ -16,14 +16,14 @@ from runs import TINY
 from typer.testing import CliRunner
 
 from lipcert import cli
-from lipcert.commands import progress
+from lipcert.commands import progress_bar as progress
+from lipcert.display import TextTable
 from lipcert.errors import ConfigError, OptionError
-from lipcert.figures import TextTable
 from lipcert.training import TrainConfig, presets
 
 
 def invoke(*arguments: str) -> str:
-    with mock.patch.object(cli, "console", Console(width=200)):
+    with mock.patch.object(cli.console, "width", 200):
         result = CliRunner().invoke(cli.app, arguments, catch_exceptions=False)
     assert result.exit_code == 0
     return result.output
@@ -59,7 +59,7 @@ def test_presets_lists_all_with_their_notes():
 
 @pytest.mark.parametrize("columns", [60, 80])
 def test_no_name_is_cut_in_a_narrow_terminal(columns, monkeypatch):
-    monkeypatch.setattr(cli, "console", Console(width=columns))
+    monkeypatch.setattr(cli.console, "width", columns)
     output = CliRunner().invoke(cli.app, ["presets"]).stdout
     lines = [[cell.strip() for cell in line.split("│")] for line in output.splitlines() if "│" in line]
     assert all(len(line) <= columns for line in output.splitlines())

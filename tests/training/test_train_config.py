@@ -7,8 +7,8 @@ import torch
 from runs import tiny
 from torch import nn
 
-from lipcert import zoo
 from lipcert.errors import ConfigError
+from lipcert.models import zoo
 from lipcert.training import TrainConfig, presets
 from lipcert.training.objective import Prepared, build_estimators, build_model
 

@@ -10,8 +10,8 @@ from torch import nn
 import lipcert
 from lipcert import data
 from lipcert.errors import ConfigError, DivergenceError, LipcertError, OptionError, ResumeError
-from lipcert.loading import load_model
 from lipcert.losses import Loss
+from lipcert.models import load_model
 from lipcert.training import loop, resume, run
 from lipcert.training.checkpoint import read_checkpoint
 from lipcert.training.loop import Training
@@ -24,10 +24,10 @@ def test_crm_raises_certified_accuracy_above_the_standard_twin(tmp_path):
     result = lipcert.train(config, tmp_path / "run")
     assert result.standard is not None
     assert result.standard.folder == tmp_path / "run" / "standard"
-    (robust,), (standard,) = result.summary["at"], result.standard.summary["at"]
-    assert robust["certified"] > standard["certified"] + 0.2
-    assert result.summary["clean"] > 0.8
-    assert result.standard.summary["clean"] > 0.9
+    (robust,), (standard,) = result.summary.at, result.standard.summary.at
+    assert robust.certified > standard.certified + 0.2
+    assert result.summary.clean > 0.8
+    assert result.standard.summary.clean > 0.9
 
 
 def test_a_run_leaves_everything_to_repeat_and_judge_it(tmp_path):
@@ -57,10 +57,10 @@ def test_the_stored_model_is_the_certified_one(tmp_path):
     result = lipcert.train(tiny("input_range=[-1, 1]", "model=2C2F"), tmp_path)
     loaded, test = load_model(str(tmp_path)), data.load("digits").test
     certificates = lipcert.certify(loaded.model, test.pixels(), labels=test.labels)
-    assert certificates.clean_accuracy == result.summary["clean"]
-    assert certificates.certified_accuracy(0.25) == pytest.approx(result.summary["at"][0]["certified"])
+    assert certificates.clean_accuracy == result.summary.clean
+    assert certificates.certified_accuracy(0.25) == pytest.approx(result.summary.at[0].certified)
     inside = lipcert.bound(loaded.model.network, loaded.input_shape).mean
-    assert result.summary["mean_constant"] == pytest.approx(2 * inside, rel=1e-6)
+    assert result.summary.mean_constant == pytest.approx(2 * inside, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_a_preset_or_a_file_may_be_named(tmp_path):
     with pytest.raises(ConfigError, match="there is no preset 'digit'"):
         lipcert.train("digit", tmp_path / "run")
     (tmp_path / "mine.toml").write_text(tiny("epochs=2").to_toml())
-    assert lipcert.train(str(tmp_path / "mine.toml"), tmp_path / "run").summary["epochs"] == 2
+    assert lipcert.train(str(tmp_path / "mine.toml"), tmp_path / "run").summary.epochs == 2
 
 
 def test_all_files_of_a_run_have_the_same_permissions(tmp_path):
@@ -232,7 +232,7 @@ def test_only_adam_without_muon():
 def test_a_run_is_certified_in_float64_if_asked(tmp_path):
     single = lipcert.train(tiny(), tmp_path / "single").summary
     double = lipcert.train(tiny("execution=float64"), tmp_path / "double").summary
-    assert (single["execution"], double["execution"]) == ("float32", "float64")
+    assert (single.execution, double.execution) == ("float32", "float64")
     one, other = weights(tmp_path / "single"), weights(tmp_path / "double")
     assert all(torch.equal(one[name], other[name]) for name in one)
-    assert single["mean_radius"] < double["mean_radius"] < 1.05 * single["mean_radius"]
+    assert single.mean_radius < double.mean_radius < 1.05 * single.mean_radius

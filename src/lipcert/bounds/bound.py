@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -17,16 +17,11 @@ from torch import Tensor, nn
 
 from lipcert.bounds.fingerprint import fingerprint
 from lipcert.bounds.targets import TARGETS, find_target
-from lipcert.errors import BoundError, OptionError
-from lipcert.figures import TextTable, contributions, data_frame, heat_map
+from lipcert.errors import BoundError
 from lipcert.files import replace_file, tensors_digest
 from lipcert.network.build import trace
 from lipcert.network.normal_form import Network
-
-if TYPE_CHECKING:
-    import pandas
-    from matplotlib.figure import Figure
-    from rich.table import Table
+from lipcert.shown import Shown
 
 _FORMAT = 3
 _NUMBERS = ("tails", "between", "shares")
@@ -51,7 +46,7 @@ class Facts:
 
 
 @dataclass(frozen=True, eq=False)
-class Bound:
+class Bound(Shown):
     """Guaranteed upper bounds on l2 Lipschitz constants; the result of `lipcert.bound`.
 
     value: () for the target network, (K,) per class, (K, K) for last-layer and pairwise; float64.
@@ -202,43 +197,6 @@ class Bound:
             f"Bound({self.mean:.6g}{shape}, method={self.method!r}, target={self.target!r}, {self.guarantee}, "
             f"{self.seconds:.1f} s)"
         )
-
-    def __rich__(self) -> Table:
-        return self._table().rich()
-
-    def _repr_html_(self) -> str:
-        return self._table().html()
-
-    def _table(self) -> TextTable:
-        mean = f", mean of {' × '.join(map(str, self.value.shape))}" if self.value.dim() else ""
-        rows = [
-            (site, f"{constant:.6g}", f"{share:.6g}", f"{share / (self.mean or 1.0):.1%}")
-            for site, constant, share in zip(self.facts.sites, self._reached(), self.shares.tolist(), strict=True)
-        ]
-        return TextTable(
-            f"Lipschitz bound {self.mean:.6g} ({self.target}{mean})",
-            ("site", "from the input", "contribution", "share"),
-            rows,
-            f"{self.method}, l2, {self.guarantee}, {self.seconds:.1f} s",
-        )
-
-    def _reached(self) -> list[float]:
-        """Constants of the maps from the input to each of the sites 0..n."""
-        return [1.0, *self.prefix.tolist()]
-
-    def plot(self, classes: Sequence[str] | None = None) -> Figure:
-        """A heat map of the constants of all pairs of classes; for other targets, the contributions of the sites."""
-        if self.value.dim() < 2:
-            return contributions({self.method: self.contributions})
-        names = list(classes) if classes is not None else [str(k) for k in range(len(self.value))]
-        if len(names) != len(self.value):
-            raise OptionError(f"classes has {len(names)} names, the bound is for {len(self.value)} classes")
-        return heat_map(self.value.numpy(), names, f"{self.method}, {self.target}: mean {self.mean:.4g}")
-
-    def to_pandas(self) -> pandas.DataFrame:
-        """One row per site: the constant of the map from the input to it, and its contribution to the (mean) value."""
-        columns = {"site": self.facts.sites, "from_input": self._reached(), "contribution": self.shares.tolist()}
-        return data_frame(columns, index="site")
 
     @property
     def mean(self) -> float:

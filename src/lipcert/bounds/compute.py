@@ -24,6 +24,7 @@ from lipcert.network.program import Program
 from lipcert.network.rules.registry import MODULE_RULES, find_module_rule
 from lipcert.norms.certified import NormOptions, Progress, no_progress
 from lipcert.rounding import UNDERFLOW, denormals_kept, gamma
+from lipcert.version import VERSION
 
 
 def bound(
@@ -225,6 +226,4 @@ def _winning_methods(names: Sequence[str], winner: Tensor, target: Target) -> di
 
 
 def _version() -> str:
-    from lipcert import __version__
-
-    return f"lipcert {__version__}, torch {torch.__version__}"
+    return f"lipcert {VERSION}, torch {torch.__version__}"

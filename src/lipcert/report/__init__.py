@@ -1,7 +1,6 @@
 """Reports: what run folders hold, as one page, figures and tables. Nothing is computed again."""
 
-from lipcert.report.folder import RunFolder, read_runs
-from lipcert.report.page import PAGE, write_report
-from lipcert.report.table import Comparison, compare
+from lipcert.report.comparison import compare
+from lipcert.report.page import write_report
 
-__all__ = ["PAGE", "Comparison", "RunFolder", "compare", "read_runs", "write_report"]
+__all__ = ["compare", "write_report"]

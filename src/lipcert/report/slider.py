@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lipcert.attacks import ON_SPHERE
-from lipcert.figures.style import COLOURS, MEANING
-from lipcert.report.folder import RunFolder
+from lipcert.display.style import COLOURS, MEANING
+from lipcert.runs import RunFolder
 
 WIDTH, HEIGHT = 760, 390
 LEFT, RIGHT, TOP, BOTTOM = 56, 24, 14, 36
+FRAME = {"WIDTH": WIDTH, "HEIGHT": HEIGHT, "LEFT": LEFT, "RIGHT": RIGHT, "TOP": TOP, "BOTTOM": BOTTOM}
+"""Where the axes are, in the units of the SVG."""
 _LARGEST = 1e300
 """Stands for infinity, which JSON has not."""
 
@@ -43,41 +45,35 @@ class Slider:
 
 def slider(runs: Sequence[RunFolder]) -> Slider:
     """The chart of some runs: certified accuracy of each, and what the attacks have left standing."""
-    end = _end(runs)
+    scale = _Scale(_end(runs))
     colours = run_colours(runs)
-    scale = _Scale(end)
-    curves, series = [], []
+    curves, series, clean = [], [], []
     for run, colour in zip(runs, colours, strict=True):
-        radii, distances, survivors, attacked = _numbers(run)
-        steps = _survival(radii, len(run.certificates), len(radii), scale)
-        marks = [(scale.x(eps), scale.y(run.certified_at(eps))) for eps in run.epsilons if eps <= end]
-        curves.append(Curve("certified", colour, _path(steps), marks))
-        if attacked:
-            left = _survival(distances, attacked, survivors, scale)
+        numbers = _numbers(run)
+        certified = _survival(numbers.radii, len(run.certificates), len(numbers.radii), scale)
+        curves.append(Curve("certified", colour, _path(certified), _points(run, run.certified_at, scale)))
+        if numbers.attacked:
+            standing = _survival(numbers.distances, numbers.attacked, numbers.survivors, scale)
             shade = MEANING["attacked"] if len(runs) == 1 else colour
-            marks = [(scale.x(e), scale.y(run.attacked_at(e) or 0.0)) for e in run.epsilons if e <= end]
-            curves.append(Curve("attacked", shade, _path(left), marks))
-        series.append(
-            {
-                "radii": radii.tolist(), "count": len(run.certificates),
-                "distances": distances.tolist(), "survivors": survivors, "attacked": attacked,
-            }
-        )  # fmt: skip
+            curves.append(Curve("attacked", shade, _path(standing), _points(run, run.attacked_at, scale)))
+        series.append(numbers.as_dict(len(run.certificates)))
+        clean.append((scale.y(run.clean), colour))
     area = ""
     if len(runs) == 1 and len(curves) == 2:
-        area = _path([*steps, *reversed(left)]) + "Z"
-    numbers = {
-        "runs": series, "end": end, "start": runs[0].epsilons[0], "slack": 1 + ON_SPHERE,
-        "left": LEFT, "right": WIDTH - RIGHT, "top": TOP, "bottom": HEIGHT - BOTTOM,
-    }  # fmt: skip
-    return Slider(
-        curves,
-        area,
-        [(scale.y(run.clean), colour) for run, colour in zip(runs, colours, strict=True)],
-        [(scale.x(value), f"{value:g}") for value in _ticks(end)],
-        [(scale.y(share / 100), f"{share}") for share in range(0, 101, 20)],
-        numbers,
-    )
+        area = _path([*certified, *reversed(standing)]) + "Z"
+    numbers_for_page = {
+        "runs": series,
+        "end": scale.end,
+        "start": runs[0].summary.epsilons[0],
+        "slack": 1 + ON_SPHERE,
+        "left": LEFT,
+        "right": WIDTH - RIGHT,
+        "top": TOP,
+        "bottom": HEIGHT - BOTTOM,
+    }
+    x_ticks = [(scale.x(value), f"{value:g}") for value in _ticks(scale.end)]
+    y_ticks = [(scale.y(share / 100), f"{share}") for share in range(0, 101, 20)]
+    return Slider(curves, area, clean, x_ticks, y_ticks, numbers_for_page)
 
 
 def run_colours(runs: Sequence[RunFolder]) -> list[str]:
@@ -98,24 +94,55 @@ class _Scale:
         return round(TOP + (HEIGHT - TOP - BOTTOM) * (1 - share), 2)
 
 
-def _numbers(run: RunFolder) -> tuple[NDArray[np.float64], NDArray[np.float64], int, int]:
-    """Sorted radii of correct predictions, sorted distances of those that were fooled, survivors of any distance and
-    fooled ones together, and how many inputs were attacked."""
+@dataclass(frozen=True)
+class _Numbers:
+    """Sorted radii of correct predictions, and sorted distances of those that were fooled at any distance.
+
+    survivors: correct predictions among the `attacked` inputs, fooled at some distance or not at all.
+    """
+
+    radii: NDArray[np.float64]
+    distances: NDArray[np.float64]
+    survivors: int
+    attacked: int
+
+    def as_dict(self, count: int) -> dict[str, Any]:
+        return {
+            "radii": self.radii.tolist(),
+            "count": count,
+            "distances": self.distances.tolist(),
+            "survivors": self.survivors,
+            "attacked": self.attacked,
+        }
+
+
+def _numbers(run: RunFolder) -> _Numbers:
     radii = np.sort(np.minimum(run.certificates.radius[run.certificates.correct].numpy(), _LARGEST))
-    part = run.attacked
-    if part is None or run.distance is None:
-        return radii, np.empty(0), 0, 0
-    found = run.distance[part.correct].numpy()
-    return radii, np.sort(found[np.isfinite(found)]), len(found), len(part)
+    if run.attacked is None or run.distance is None:
+        return _Numbers(radii, np.empty(0), 0, 0)
+    distances = run.distance[run.attacked.correct].numpy()
+    fooled = np.sort(distances[np.isfinite(distances)])
+    return _Numbers(radii, fooled, len(distances), len(run.attacked))
+
+
+def _points(run: RunFolder, share: Callable[[float], float | None], scale: _Scale) -> list[tuple[float, float]]:
+    """Where the run's own sizes of perturbations are on a curve."""
+    points = []
+    for epsilon in run.summary.epsilons:
+        if epsilon <= scale.end:
+            points.append((scale.x(epsilon), scale.y(share(epsilon) or 0.0)))
+    return points
 
 
 def _end(runs: Sequence[RunFolder]) -> float:
     """Where the axis ends: beyond all radii of correct predictions, every ε, and most of the distances found."""
-    largest = [1.15 * max(run.epsilons) for run in runs]
+    largest = []
     for run in runs:
-        radii, distances, _, _ = _numbers(run)
-        largest += radii[radii < _LARGEST][-1:].tolist()
-        largest += [float(np.quantile(distances, 0.95))] if len(distances) else []
+        largest.append(1.15 * max(run.summary.epsilons))
+        numbers = _numbers(run)
+        largest += numbers.radii[numbers.radii < _LARGEST][-1:].tolist()
+        if len(numbers.distances):
+            largest.append(float(np.quantile(numbers.distances, 0.95)))
     return 1.02 * max(largest)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lipcert.errors import CheckpointError
-from lipcert.files import replace_file
+from lipcert.files import replace_file, tensors_digest
 
 _FORMAT = "1"
 
@@ -31,7 +30,7 @@ class Position:
 
 
 @dataclass(frozen=True, eq=False)
-class Parts:
+class TrainingState:
     """Everything that changes during training.
 
     Nothing else does: batches, augmentation and dropout are random functions of (seed, epoch, step).
@@ -43,25 +42,30 @@ class Parts:
 
     def tensors(self) -> dict[str, Tensor]:
         """All state by name: model.*, estimator name.*, optimizer.<parameter>.<quantity>."""
-        result = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
-        for prefix, estimator in self.estimators.items():
-            result |= {f"{prefix}.{name}": tensor for name, tensor in estimator.state_dict().items()}
+        result = self._module_tensors()
         for name, parameter in self._trained():
             for optimizer in self.optimizers:
                 for quantity, tensor in optimizer.state.get(parameter, {}).items():
                     result[f"optimizer.{name}.{quantity}"] = tensor
         return {name: tensor.detach().cpu().contiguous() for name, tensor in result.items()}
 
+    def _module_tensors(self) -> dict[str, Tensor]:
+        """Those of the model and of the estimators, not copied."""
+        result = {}
+        for prefix, module in {"model": self.model, **self.estimators}.items():
+            for name, tensor in module.state_dict().items():
+                result[f"{prefix}.{name}"] = tensor
+        return result
+
     def _trained(self) -> Iterator[tuple[str, nn.Parameter]]:
         yield from self.model.named_parameters()
         for prefix, estimator in self.estimators.items():
-            yield from ((f"{prefix}.{name}", parameter) for name, parameter in estimator.named_parameters())
+            yield from estimator.named_parameters(prefix)
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor], path: Path) -> None:
         """Put the state back in place, which keeps every memory format and so every later rounding."""
-        modules = {"model": self.model, **self.estimators}
-        wanted = {f"{prefix}.{name}": t for prefix, m in modules.items() for name, t in m.state_dict().items()}
+        wanted = self._module_tensors()
         moments = {name for name in tensors if name.startswith("optimizer.")}
         for name in sorted(wanted.keys() ^ (tensors.keys() - moments)):
             raise CheckpointError(f"{path} does not fit the configuration: {name} is only on one side")
@@ -70,20 +74,30 @@ class Parts:
                 shapes = f"{tuple(tensors[name].shape)}, expected {tuple(tensor.shape)}"
                 raise CheckpointError(f"{path} does not fit the configuration: {name} has shape {shapes}")
             tensor.copy_(tensors[name])
-        owners = {id(p): o for o in self.optimizers for group in o.param_groups for p in group["params"]}
         for optimizer in self.optimizers:
             optimizer.state.clear()
         for name, parameter in self._trained():
-            prefix = f"optimizer.{name}."
-            state = {
-                key.removeprefix(prefix): torch.empty_like(parameter).copy_(value)
-                if value.shape == parameter.shape
-                else value.clone()
-                for key, value in tensors.items()
-                if key.startswith(prefix)
-            }
+            state = {}
+            for stored in moments:
+                owner, _, quantity = stored.removeprefix("optimizer.").rpartition(".")
+                if owner == name:
+                    state[quantity] = _like(tensors[stored], parameter)
             if state:
-                owners[id(parameter)].state[parameter] = state
+                self._optimizer_of(parameter).state[parameter] = state
+
+    def _optimizer_of(self, parameter: nn.Parameter) -> Optimizer:
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                if any(parameter is other for other in group["params"]):
+                    return optimizer
+        raise KeyError("a parameter that no optimizer moves")
+
+
+def _like(tensor: Tensor, parameter: nn.Parameter) -> Tensor:
+    """A copy, in the parameter's memory format if it has its shape."""
+    if tensor.shape == parameter.shape:
+        return torch.empty_like(parameter).copy_(tensor)
+    return tensor.clone()
 
 
 def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], position: Position, config: str) -> None:
@@ -93,7 +107,7 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], position: Positi
         "lipcert.checkpoint": _FORMAT,
         "position": json.dumps(where),
         "config": config,
-        "sha256": _digest(tensors),
+        "sha256": tensors_digest(tensors),
     }
     with replace_file(path) as temporary:
         save_file(dict(tensors), temporary, metadata=metadata)
@@ -114,29 +128,9 @@ def read_checkpoint(path: Path, config: str) -> tuple[dict[str, Tensor], Positio
         raise CheckpointError(f"{path} is truncated or not a checkpoint ({error}); {remedy}") from None
     if metadata.get("lipcert.checkpoint") != _FORMAT:
         raise CheckpointError(f"{path} is not a checkpoint of this version of lipcert; {remedy}")
-    if metadata.get("sha256") != _digest(tensors):
+    if metadata.get("sha256") != tensors_digest(tensors):
         raise CheckpointError(f"{path} is damaged: its contents do not have the checksum it states; {remedy}")
     if metadata.get("config") != config:
         raise CheckpointError(f"{path} belongs to another configuration than config.toml beside it; {remedy}")
     where = json.loads(metadata["position"])
     return tensors, Position(where["epoch"], where["step"], where["sums"])
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Delete the temporary files of a process that was killed while it wrote."""
-    for leftover in leftovers(folder):
-        leftover.unlink(missing_ok=True)
-
-
-def leftovers(folder: Path) -> list[Path]:
-    """The temporary files of `replace_file` in a folder."""
-    return list(folder.glob(".*.[0-9]*.tmp"))
-
-
-def _digest(tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()

@@ -22,10 +22,10 @@ from pydantic import (
     model_validator,
 )
 
-from lipcert import zoo
 from lipcert.bounds import estimator as estimators
 from lipcert.bounds.targets import TARGETS
 from lipcert.errors import ConfigError
+from lipcert.models import zoo
 from lipcert.training.parsing import apply_overrides, explain, nearest, read_toml, toml_text
 
 

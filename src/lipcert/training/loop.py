@@ -6,7 +6,7 @@ import time
 from collections import defaultdict
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,7 +14,9 @@ from torch import Tensor, nn
 
 from lipcert.data import Dataset, augmentation, batch_indices
 from lipcert.errors import DivergenceError, NonFiniteError
-from lipcert.training.checkpoint import Parts, Position, read_checkpoint, write_checkpoint
+from lipcert.layout import CHECKPOINT
+from lipcert.progress import Progress
+from lipcert.training.checkpoint import Position, TrainingState, read_checkpoint, write_checkpoint
 from lipcert.training.config import TrainConfig
 from lipcert.training.monitor import MetricsLog, estimate_accuracies, mean_constants, spread, synchronise
 from lipcert.training.objective import Prepared, build_estimators, has_convolutions, objective
@@ -24,14 +26,7 @@ from lipcert.training.schedule import learning_rate
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-CHECKPOINT = "checkpoint.safetensors"
 _TOLERANCE = 1e-3
-
-
-class Progress(Protocol):
-    """Called with what is being done, the fraction done, and the latest figures."""
-
-    def __call__(self, what: str, fraction: float, figures: str = "") -> None: ...
 
 
 class Training:
@@ -47,20 +42,22 @@ class Training:
         self.fabric, self.config, self.digest, self.dataset = fabric, config, digest, dataset
         self.path = folder / CHECKPOINT
         self.model = prepared.model
-        self.channels_last = has_convolutions(self.model)
+        self.memory_format = torch.channels_last if has_convolutions(self.model) else torch.contiguous_format
         self.estimators = build_estimators(config, prepared)
         self.scales = list(self.estimators["estimator"].parameters())
         optimizers = build_optimizers(config, self.model, self.scales)
         self.forward, *self.optimizers = fabric.setup(self.model, *optimizers)
-        self.parts = Parts(self.model, optimizers, self.estimators)
+        self.state = TrainingState(self.model, optimizers, self.estimators)
         self.augment = augmentation(**config.augmentation.model_dump())
         self.position = Position()
-        found = read_checkpoint(self.path, digest) if fabric.is_global_zero and self.path.exists() else None
-        found = fabric.broadcast(found)
-        self.fresh = found is None
-        if found is not None:
-            tensors, self.position = found
-            self.parts.restore(tensors, self.path)
+        checkpoint: Any = None
+        if fabric.is_global_zero and self.path.exists():
+            checkpoint = read_checkpoint(self.path, digest)
+        checkpoint = fabric.broadcast(checkpoint)
+        self.fresh = checkpoint is None
+        if checkpoint is not None:
+            tensors, self.position = checkpoint
+            self.state.restore(tensors, self.path)
         self.log = MetricsLog(folder, self.position.epoch, config.tensorboard, writes=fabric.is_global_zero)
         self.saved_at = time.monotonic()
 
@@ -92,37 +89,44 @@ class Training:
             progress("training", (epoch + 1) / config.epochs, self.figures(epoch, sums))
 
     def step(self, index: Tensor, epoch: int, step: int, lr: float, sums: dict[str, float]) -> None:
-        """One step of the optimizer on a global batch."""
-        config, fabric = self.config, self.fabric
-        torch.manual_seed(_seed(config.seed, epoch, step, fabric.global_rank + 1))
+        """One step of the optimizers on a global batch."""
+        fabric = self.fabric
+        torch.manual_seed(_seed(self.config.seed, epoch, step, fabric.global_rank + 1))
         x, labels, share = self.share(index, epoch, step)
         try:
             logits = self.forward(x)
-            robust = config.robust and epoch >= config.warmup_epochs
-            constants = self.estimators["estimator"].pairwise() if robust else None
-            loss = objective(config, logits, labels, constants)
+            loss = objective(self.config, logits, labels, self.constants(epoch))
         except NonFiniteError as error:
             raise self.diverged(str(error), epoch, step, lr) from error
-        value = float(loss.loss.detach())
+        value, base, robust = (float(term.detach()) for term in (loss.loss, loss.base, loss.robust))
         if not isfinite(value):
-            parts = f"base {float(loss.base.detach()):g}, robust {float(loss.robust.detach()):g}"
-            raise self.diverged(f"the loss is {value:g} ({parts})", epoch, step, lr)
+            raise self.diverged(f"the loss is {value:g} (base {base:g}, robust {robust:g})", epoch, step, lr)
         fabric.backward(loss.loss * (share * fabric.world_size / len(index)))
-        if fabric.world_size > 1:
+        self.move()
+        sums["loss"] += value * share
+        sums["base"] += base * share
+        sums["robust"] += robust * share
+        if share:
+            sums["correct"] += int((logits.argmax(1) == labels).sum())
+        sums["count"] += share
+
+    def constants(self, epoch: int) -> Tensor | None:
+        """The constants of the loss; none during the warm-up and for a loss without them."""
+        if not self.config.robust or epoch < self.config.warmup_epochs:
+            return None
+        return self.estimators["estimator"].pairwise()
+
+    def move(self) -> None:
+        """Let the optimizers move the weights along their gradients."""
+        if self.fabric.world_size > 1:
             for scale in self.scales:  # not part of the model, so not averaged with it
                 if scale.grad is not None:
                     scale.grad = self.reduce(scale.grad, "mean")
-        if config.clip_norm:
-            nn.utils.clip_grad_norm_(self.model.parameters(), config.clip_norm)
+        if self.config.clip_norm:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad()
-        correct = int((logits.argmax(1) == labels).sum()) if share else 0
-        amounts = (value, float(loss.base.detach()), float(loss.robust.detach()))
-        for name, amount in zip(("loss", "base", "robust"), amounts, strict=True):
-            sums[name] += amount * share
-        sums["correct"] += correct
-        sums["count"] += share
 
     def batches(self, epoch: int) -> list[Tensor]:
         """The indices of the global batches of an epoch."""
@@ -143,7 +147,7 @@ class Training:
         if share == 0:
             mine = slice(0, 1)
         x, y = self.fabric.to_device((images[mine], labels[mine]))
-        return x.contiguous(memory_format=torch.channels_last) if self.channels_last else x.contiguous(), y, share
+        return x.contiguous(memory_format=self.memory_format), y, share
 
     def measure(self, epoch: int, lr: float, sums: dict[str, float], began: float) -> dict[str, Any]:
         """The figures of a finished epoch; certified accuracies are estimates and named so."""
@@ -168,15 +172,18 @@ class Training:
 
     def checkpoint_is_due(self) -> bool:
         due = time.monotonic() - self.saved_at >= self.config.checkpoint_seconds
-        return bool(self.reduce(torch.tensor(float(due)), "max")) if self.fabric.world_size > 1 else due
+        if self.fabric.world_size == 1:
+            return due
+        return bool(self.reduce(torch.tensor(float(due)), "max"))
 
     def save(self, position: Position) -> None:
         """Replace the checkpoint, unless the weights have become infinite or NaN."""
-        tensors = self.parts.tensors()
-        bad = next((n for n, t in tensors.items() if t.is_floating_point() and not bool(t.isfinite().all())), None)
-        if bad is not None:
-            lr = learning_rate(self.config.schedule, min(position.epoch, self.config.epochs - 1), self.config.epochs)
-            raise self.diverged(f"{bad} contains NaN or infinity", position.epoch, position.step, lr)
+        tensors = self.state.tensors()
+        for name, tensor in tensors.items():
+            if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+                epoch = min(position.epoch, self.config.epochs - 1)
+                lr = learning_rate(self.config.schedule, epoch, self.config.epochs)
+                raise self.diverged(f"{name} contains NaN or infinity", position.epoch, position.step, lr)
         if self.fabric.is_global_zero:
             write_checkpoint(self.path, tensors, position, self.digest)
         self.fabric.barrier()
@@ -203,13 +210,16 @@ class Training:
 
     def figures(self, epoch: int, sums: dict[str, float]) -> str:
         """One line on how it goes."""
-        parts = [f"epoch {epoch + 1}/{self.config.epochs}"]
+        words = [f"epoch {epoch + 1}/{self.config.epochs}"]
         if sums["count"]:
-            parts += [f"loss {sums['loss'] / sums['count']:.3f}", f"train {sums['correct'] / sums['count']:.1%}"]
-        if (last := self.log.latest("clean")) is not None:
-            parts.append(f"clean {last['clean']:.1%}")
-            parts += [f"est. certified@{eps} {value:.1%}" for eps, value in last["estimated_certified"].items()]
-        return "  ".join(parts)
+            words.append(f"loss {sums['loss'] / sums['count']:.3f}")
+            words.append(f"train {sums['correct'] / sums['count']:.1%}")
+        last = self.log.latest("clean")
+        if last is not None:
+            words.append(f"clean {last['clean']:.1%}")
+            for epsilon, share in last["estimated_certified"].items():
+                words.append(f"est. certified@{epsilon} {share:.1%}")
+        return "  ".join(words)
 
 
 def _seed(*key: int) -> int:

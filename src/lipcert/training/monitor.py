@@ -14,12 +14,13 @@ from lipcert import losses
 from lipcert.bounds.estimator import Estimator
 from lipcert.data import Split
 from lipcert.errors import ConfigError
-from lipcert.files import replace_file
+from lipcert.files import write_text
+from lipcert.layout import METRICS
+from lipcert.runs.metrics import flat_metrics, read_metrics
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-METRICS = "metrics.jsonl"
 _BATCH = 512
 
 
@@ -33,8 +34,7 @@ class MetricsLog:
         self.path, self.writes = folder / METRICS, writes
         self.records = [record for record in read_metrics(folder) if record["epoch"] <= epoch]
         if writes:
-            with replace_file(self.path) as temporary:
-                temporary.write_text("".join(json.dumps(record) + "\n" for record in self.records))
+            write_text(self.path, "".join(json.dumps(record) + "\n" for record in self.records))
         self._board = _tensorboard(folder, epoch) if tensorboard and writes else None
 
     def append(self, record: dict[str, Any]) -> None:
@@ -51,13 +51,6 @@ class MetricsLog:
     def latest(self, name: str) -> dict[str, Any] | None:
         """The last record that has a value of that name."""
         return next((record for record in reversed(self.records) if name in record), None)
-
-
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The complete lines of a run's metrics.jsonl."""
-    path = folder / METRICS
-    text = path.read_text() if path.exists() else ""
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
 @torch.no_grad()
@@ -110,17 +103,6 @@ def synchronise(fabric: Fabric, estimators: Mapping[str, Estimator]) -> None:
     for estimator in estimators.values():
         for buffer in estimator.buffers():
             buffer.copy_(fabric.broadcast(buffer))
-
-
-def flat_metrics(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """A record as plain numbers; those of a level below are named like "estimated_certified/0.5"."""
-    result: dict[str, float] = {}
-    for name, value in record.items():
-        if isinstance(value, Mapping):
-            result |= flat_metrics(value, f"{prefix}{name}/")
-        else:
-            result[prefix + name] = float(value)
-    return result
 
 
 def _tensorboard(folder: Path, epoch: int) -> Any:

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lipcert import losses, zoo
+from lipcert import losses
 from lipcert.bounds.estimator import Estimator
 from lipcert.data import Dataset
 from lipcert.losses import Loss
+from lipcert.models import zoo
 from lipcert.network.build import trace
 from lipcert.network.normal_form import Network
 from lipcert.training.config import TrainConfig

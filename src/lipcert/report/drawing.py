@@ -5,15 +5,15 @@ from __future__ import annotations
 import base64
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lipcert.figures import (
+from lipcert.display import (
     accuracy_curve,
     contributions,
     heat_map,
@@ -22,14 +22,16 @@ from lipcert.figures import (
     radius_histogram,
     save_figure,
 )
-from lipcert.figures.style import styled
-from lipcert.report.folder import RunFolder
+from lipcert.display.style import styled
+from lipcert.runs import RunFolder
+from lipcert.runs.metrics import metric_series
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _HALF, _THIRD, _SQUARE = (4.8, 3.5), (3.9, 3.4), (5.2, 4.5)
 """Inches, for two or three figures beside each other; small enough that the text is readable on a phone."""
+_ESTIMATED = "estimated_certified/"
 _LOG_FROM = 20.0
 """Constants whose largest is that many times the smallest are drawn on a logarithmic axis."""
 
@@ -43,7 +45,7 @@ class Drawn:
     file: str
 
 
-class Pictures:
+class Drawings:
     """Draws figures into a folder; every one is also returned for the page."""
 
     def __init__(self, folder: Path) -> None:
@@ -64,8 +66,11 @@ class Pictures:
         for run in runs:
             name = run.name if len(runs) > 1 else "certified"
             curves[name] = (run.certificates.radius[run.certificates.correct].numpy(), len(run.certificates))
-            found = [(eps, run.attacked_at(eps), "attacked") for eps in run.epsilons]
-            points[name] = [(0.0, run.clean, "clean"), *((e, share, m) for e, share, m in found if share is not None)]
+            points[name] = [(0.0, run.clean, "clean")]
+            for epsilon in run.summary.epsilons:
+                standing = run.attacked_at(epsilon)
+                if standing is not None:
+                    points[name].append((epsilon, standing, "attacked"))
         save_figure(accuracy_curve(curves, points), self.folder / "accuracy")
 
     def radii(self, runs: Sequence[RunFolder]) -> list[Drawn]:
@@ -84,10 +89,12 @@ class Pictures:
     def contributions(self, run: RunFolder) -> Drawn:
         """By the naive method and by that of the bound; by the latter alone in folders that hold no more."""
         kinds = (run.constants or {}).get("sites", {})
-        shares = {
-            method: {_site(name, kinds): value for name, value in parts.items()}
-            for method, parts in run.contributions.items()
-        }
+        shares: dict[str, dict[str, float]] = {}
+        for method, by_site in run.contributions.items():
+            shares[method] = {}
+            for site, share in by_site.items():
+                label = f"{site} {kinds.get(site, '')}".strip()
+                shares[method][label] = share
         figure = contributions(shares)
         figure.set_size_inches(_HALF[0], max(2.6, figure.get_figheight()))
         return self._draw("contributions", run, f"Contribution of each layer, {run.name}", figure)
@@ -100,27 +107,34 @@ class Pictures:
 
     def training(self, run: RunFolder) -> list[Drawn]:
         """Constants, losses and accuracies over the epochs, as far as they were recorded."""
-        constants = {name: _series(run, f"estimated_mean_{name}") for name in ("naive", "liplt")}
-        values = [value for _, series in constants.values() for value in series]
-        logarithmic = bool(values) and max(values) > _LOG_FROM * max(min(values), 1e-30)
-        losses = {"loss": _series(run, "loss"), "base": _series(run, "base"), "robust part": _series(run, "robust")}
-        accuracies = {"training": _series(run, "train_accuracy"), "clean": _series(run, "clean")}
-        for eps in dict.fromkeys(eps for record in run.metrics for eps in record.get("estimated_certified", {})):
-            accuracies[f"certified at {eps} (estimate)"] = _series(run, "estimated_certified", eps)
+        series = metric_series(run.metrics)
+        accuracies = {"train_accuracy": "training", "clean": "clean"}
+        for name in series:
+            if name.startswith(_ESTIMATED):
+                accuracies[name] = f"certified at {name.removeprefix(_ESTIMATED)} (estimate)"
+        constants = {"estimated_mean_naive": "naive", "estimated_mean_liplt": "liplt"}
+        losses = {"loss": "loss", "base": "base", "robust": "robust part"}
         drawn = []
-        for name, label, series in (
+        for name, label, labels in (
             ("constants", "mean pairwise constant (estimate)", constants),
             ("losses", "loss", losses),
             ("accuracies", "accuracy", accuracies),
         ):
-            known = {key: value for key, value in series.items() if value[0]}
-            if known:
-                scale = logarithmic and name == "constants"
-                figure = lines(known, "epoch", label, percent=name == "accuracies", logarithmic=scale)
-                _legend_below(figure)
-                figure.set_size_inches(*_THIRD)
-                drawn.append(self._draw(name, run, f"{label} over the epochs, {run.name}", figure))
+            curves = {label: series[metric] for metric, label in labels.items() if metric in series}
+            if not curves:
+                continue
+            logarithmic = name == "constants" and _is_wide(curves)
+            figure = lines(curves, "epoch", label, percent=name == "accuracies", logarithmic=logarithmic)
+            _legend_below(figure)
+            figure.set_size_inches(*_THIRD)
+            drawn.append(self._draw(name, run, f"{label} over the epochs, {run.name}", figure))
         return drawn
+
+
+def _is_wide(curves: Mapping[str, tuple[list[int], list[float]]]) -> bool:
+    """Whether the largest value is many times the smallest."""
+    values = [value for _, series in curves.values() for value in series]
+    return max(values) > _LOG_FROM * max(min(values), 1e-30)
 
 
 def data_uri(image: NDArray[np.float32]) -> str:
@@ -141,23 +155,6 @@ def _legend_below(figure: Figure) -> None:
             legend.remove()
     entries = [entry for axes in figure.axes for entry in zip(*axes.get_legend_handles_labels(), strict=True)]
     figure.legend(*zip(*entries, strict=True), loc="outside lower left", ncols=2)
-
-
-def _series(run: RunFolder, *keys: str) -> tuple[list[float], list[float]]:
-    """Epochs and values of a metric, where there are any; several keys lead to a value of a level below."""
-    epochs, values = [], []
-    for record in run.metrics:
-        value: Any = record
-        for key in keys:
-            value = value.get(key, {})
-        if value != {}:
-            epochs.append(record["epoch"])
-            values.append(value)
-    return epochs, values
-
-
-def _site(name: str, kinds: dict[str, str]) -> str:
-    return f"{name} {kinds[name]}" if kinds.get(name) else name
 
 
 def _slug(name: str) -> str:

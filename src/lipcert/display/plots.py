@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lipcert.figures.style import INK, MAP, MEANING, colours, new_figure, styled
+from lipcert.display.style import INK, MAP, MEANING, colours, new_figure, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,18 +32,22 @@ def accuracy_curve(
     points: for each name some (ε, accuracy, meaning), with a meaning such as "attacked" or "clean".
     """
     figure, (axes,) = new_figure()
-    shades = colours(list(curves)) if len(curves) > 1 else [MEANING["certified"]]
+    shades = colours(list(curves))
+    many = len(curves) > 1
     for (name, (radii, count)), shade in zip(curves.items(), shades, strict=True):
         ordered = np.sort(np.asarray(radii, dtype=float))
-        x = np.concatenate([[0.0], ordered, ordered[-1:] if len(ordered) else [0.0]])
-        y = np.concatenate([np.arange(len(ordered), -1, -1), [0]]) / max(count, 1)
+        x = np.concatenate([[0.0], ordered, ordered[-1:]])
+        y = np.concatenate([np.arange(len(ordered), -1, -1), np.zeros(min(len(ordered), 1))]) / max(count, 1)
         axes.step(x, y * 100, where="pre", color=shade, label=name)
-        for marker, (epsilon, accuracy, meaning) in zip("osD^vP*X" * 4, (points or {}).get(name, ()), strict=False):
-            label = f"{name}: {meaning}" if len(curves) > 1 else meaning
-            filled = shade if len(curves) > 1 else MEANING.get(meaning, INK)
-            known = axes.get_legend_handles_labels()[1]
-            axes.plot(epsilon, accuracy * 100, "o" if meaning == "attacked" else "D" if meaning == "clean" else marker,
-                      color=filled, ms=6, ls="", clip_on=False, label=None if label in known else label)  # fmt: skip
+        labelled: set[str] = set()
+        for epsilon, accuracy, meaning in (points or {}).get(name, ()):
+            label, filled = meaning, MEANING.get(meaning, INK)
+            if many:
+                label, filled = f"{name}: {meaning}", shade
+            marker = "D" if meaning == "clean" else "o"
+            shown = "" if label in labelled else label
+            axes.plot(epsilon, accuracy * 100, marker, color=filled, ms=6, ls="", clip_on=False, label=shown)
+            labelled.add(label)
     _percent(axes, "accuracy")
     axes.set_xlabel(f"ε ({unit})")
     axes.set_xlim(left=0)
@@ -64,34 +68,47 @@ def radius_histogram(
     """
     figure, (axes,) = new_figure()
     values = np.asarray(radii, dtype=float)
-    right = np.ones(len(values), dtype=bool) if correct is None else np.asarray(correct, dtype=bool)
     finite = np.isfinite(values)
-    top = float(values[finite].max()) if finite.any() else 1.0
-    edges = np.linspace(0, top or 1.0, _BINS + 1)
-    kinds = [("certified" if correct is None else "correct", values[right & finite])]
+    top = float(np.max(values[finite], initial=0.0)) or 1.0
+    right = np.ones(len(values), dtype=bool)
+    groups = {"certified": values[finite]}
+    reaching = "certified beyond"
     if correct is not None:
-        kinds.append(("wrong", values[~right & finite]))
-    shares = [np.full(len(part), 100 / max(len(values), 1)) for _, part in kinds]
-    axes.hist([part for _, part in kinds], bins=edges.tolist(), weights=shares, stacked=True, alpha=0.85,
-              color=[MEANING[name] for name, _ in kinds],
-              label=[f"{name} ({len(part):,})" for name, part in kinds])  # fmt: skip
+        right = np.asarray(correct, dtype=bool)
+        groups = {"correct": values[right & finite], "wrong": values[~right & finite]}
+        reaching = "correct and certified beyond"
+    percent = 100 / max(len(values), 1)
+    axes.hist(
+        list(groups.values()),
+        bins=np.linspace(0, top, _BINS + 1).tolist(),
+        weights=[np.full(len(group), percent) for group in groups.values()],
+        stacked=True,
+        alpha=0.85,
+        color=[MEANING[name] for name in groups],
+        label=[f"{name} ({len(group):,})" for name, group in groups.items()],
+    )
     axes.set_xlabel(f"certified radius ({unit})")
     axes.set_ylabel("share of inputs (%)")
-    ordered = np.sort(values[right & finite])
+    axes.set_title(title)
+    axes.set_xlim(0, top)
+    survival = _draw_survival(axes, values[right & finite], percent, reaching)
+    handles, labels = axes.get_legend_handles_labels()
+    more_handles, more_labels = survival.get_legend_handles_labels()
+    figure.legend(handles + more_handles, labels + more_labels, loc="outside upper center", ncols=3)
+    return figure
+
+
+def _draw_survival(axes: Axes, radii: Numbers, percent: float, label: str) -> Axes:
+    """The share of inputs that reaches a radius, on an axis of its own; one input is that many percent."""
+    ordered = np.sort(radii)
     survival = axes.twinx()
-    survival.step(np.concatenate([[0], ordered]), 100 * np.arange(len(ordered), -1, -1) / max(len(values), 1),
-                  color=INK, lw=1.4, where="pre",
-                  label="certified beyond" if correct is None else "correct and certified beyond")  # fmt: skip
+    shares = percent * np.arange(len(ordered), -1, -1)
+    survival.step(np.concatenate([[0], ordered]), shares, color=INK, lw=1.4, where="pre", label=label)
     survival.set_ylim(0, 100)
     survival.set_ylabel("reaches that radius (%)")
     survival.spines["right"].set_visible(True)
     survival.grid(visible=False)
-    handles, labels = (a + b for a, b in zip(axes.get_legend_handles_labels(), survival.get_legend_handles_labels(),
-                                             strict=True))  # fmt: skip
-    figure.legend(handles, labels, loc="outside upper center", ncols=3)
-    axes.set_title(title)
-    axes.set_xlim(0, top or 1.0)
-    return figure
+    return survival
 
 
 @styled
@@ -181,26 +198,6 @@ def draw_lines(
         _logarithmic(axes)
     if len(series) > 1 or next(iter(series), ""):
         axes.legend()
-
-
-@styled
-def bars(groups: Mapping[str, Mapping[str, float]], y: str, *, percent: bool = False, title: str = "") -> Figure:
-    """For each group a bar per series."""
-    names = list(dict.fromkeys(name for values in groups.values() for name in values))
-    figure, (axes,) = new_figure(size=(max(6.0, 0.5 * len(groups) * max(1, len(names)) * 0.6), 3.6))
-    width = 0.8 / max(len(names), 1)
-    for k, (name, shade) in enumerate(zip(names, colours(names), strict=True)):
-        places = np.arange(len(groups)) + (k - (len(names) - 1) / 2) * width
-        heights = [values.get(name, np.nan) * (100 if percent else 1) for values in groups.values()]
-        axes.bar(places, heights, width * 0.92, color=shade, label=name)
-    axes.set_xticks(np.arange(len(groups)), list(groups), rotation=20 if len(groups) > 5 else 0)
-    axes.set_ylabel(y)
-    if percent:
-        _percent(axes, y)
-    axes.grid(visible=False, axis="x")
-    axes.set_title(title)
-    figure.legend(loc="outside upper center", ncols=min(4, max(1, len(names))))
-    return figure
 
 
 def _logarithmic(axes: Axes) -> None:

@@ -13,7 +13,6 @@ import torch
 
 from lipcert.data import Dataset
 
-ENVIRONMENT = "environment.json"
 _PACKAGES = ("lipcert", "torch", "numpy", "scipy", "safetensors", "lightning-fabric", "kornia", "scikit-learn")
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 import torch
 from torch import Tensor, nn
 
 from lipcert.errors import check_choice
-from lipcert.layers import MaxMin, RhoLipschitzConv2d, RhoLipschitzLinear
+from lipcert.layers import MaxMin, RhoLipschitzLinear
 
 Shape = tuple[int, ...]
 Conv = tuple[int, int, int, int]
@@ -107,21 +108,6 @@ def rho_mlp(width: int, depth: int, rescaling: str, input_shape: Shape, classes:
     return nn.Sequential(nn.Flatten(), nn.Linear(prod(input_shape), width), *layers, nn.Linear(width, classes))
 
 
-def rho_conv(
-    convolutions: list[Conv], depth: int, dense: int, rescaling: str, input_shape: Shape, classes: int
-) -> nn.Sequential:
-    """After each convolution some ρ-Lipschitz convolutional layers; then the same with dense layers."""
-    layers: list[nn.Module] = []
-    channels, size = input_shape[0], input_shape[1]
-    for filters, kernel, stride, padding in convolutions:
-        layers.append(nn.Conv2d(channels, filters, kernel, stride, padding))
-        layers += [RhoLipschitzConv2d(filters, filters, 3, rescaling=rescaling, learn_rho=True) for _ in range(depth)]
-        channels, size = filters, (size + 2 * padding - kernel) // stride + 1
-    layers += [nn.Flatten(), nn.Linear(channels * size * size, dense)]
-    layers += [RhoLipschitzLinear(dense, dense, rescaling=rescaling, learn_rho=True) for _ in range(depth)]
-    return nn.Sequential(*layers, nn.Linear(dense, classes))
-
-
 class BasicBlock(nn.Module):
     """Two 3×3 convolutions with batch normalisation and a skip connection."""
 
@@ -158,32 +144,11 @@ def residual(widths: list[int], blocks: list[int], input_shape: Shape, classes: 
     return nn.Sequential(*layers)
 
 
-def _feed_forward(
-    name: str, convolutions: list[Conv], dense: list[int], input_shape: Shape, classes: int
-) -> Architecture:
-    return Architecture(
-        name, input_shape, classes, lambda shape, count: feed_forward(convolutions, dense, shape, count)
-    )
-
-
-def _residual(name: str, widths: list[int], blocks: list[int]) -> Architecture:
-    return Architecture(name, (3, 32, 32), 10, lambda shape, count: residual(widths, blocks, shape, count))
-
-
-def _mlp(*widths: int, kind: str = "mlp", activation: Callable[[], nn.Module] = nn.ReLU) -> Architecture:
-    name = "-".join([kind, *map(str, widths)])
-    return Architecture(name, _MNIST, 10, lambda shape, count: mlp(list(widths), shape, count, activation))
-
-
-def _rho_mlp(name: str, width: int, depth: int, input_shape: Shape) -> Architecture:
-    return Architecture(name, input_shape, 10, lambda shape, count: rho_mlp(width, depth, "sll", shape, count))
-
-
 _DIGITS, _MNIST, _CIFAR, _TINY = (1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 64, 64)
 _C1, _C2 = (64, 3, 1, 1), (64, 4, 2, 1)
-_2C = [(16, 4, 2, 1), (32, 4, 2, 1)]
 _4C = [(32, 3, 1, 1), (32, 4, 2, 1), (64, 3, 1, 1), (64, 4, 2, 1)]
 _6C = [*_4C, _C1, _C2]
+_9C = [*_6C, _C1, _C2, _C1]
 _8C = [
     (64, 3, 1, 1),
     (64, 3, 1, 0),
@@ -197,34 +162,28 @@ _8C = [
 # Huang et al. pad the second convolution, so that the first strided one leaves a remainder.
 _8C_ORIGINAL = [_8C[0], (64, 3, 1, 1), *_8C[2:]]
 
-ZOO: dict[str, Architecture] = {
-    architecture.name: architecture
-    for architecture in (
-        _feed_forward("4C3F", _4C, [512, 512], _MNIST, 10),
-        _feed_forward("6C2F", _6C, [512], _CIFAR, 10),
-        _feed_forward("8C2F", _8C, [256], _TINY, 200),
-        _feed_forward("8C2F-original", _8C_ORIGINAL, [256], _TINY, 200),
-        _feed_forward("7C2F", [*_6C, _C1], [512], _CIFAR, 10),
-        _feed_forward("8C2F-depth", [*_6C, _C1, _C2], [256], _CIFAR, 10),
-        _feed_forward("9C2F", [*_6C, _C1, _C2, _C1], [256], _CIFAR, 10),
-        _feed_forward("9C3F", [*_6C, _C1, _C2, _C1], [128, 128], _CIFAR, 10),
-        _feed_forward("9C4F", [*_6C, _C1, _C2, _C1], [128, 128, 64], _CIFAR, 10),
-        _feed_forward("10C4F", [*_6C, _C1, _C2, _C1, _C2], [64, 64, 32], _CIFAR, 10),
-        _feed_forward("11C4F", [*_6C, _C1, _C2, _C1, _C2, _C1], [64, 64, 32], _CIFAR, 10),
-        _feed_forward("2C2F", [(16, 3, 1, 1), (32, 4, 2, 1)], [64], _DIGITS, 10),
-        _mlp(64),
-        _mlp(256),
-        _mlp(1024),
-        _mlp(2048),
-        _mlp(1024, 1024),
-        _mlp(1024, kind="maxmin", activation=MaxMin),
-        _mlp(512, 512, kind="maxmin", activation=MaxMin),
-        _rho_mlp("rho-mlp", 64, 2, _DIGITS),
-        _rho_mlp("rho-mlp-256", 256, 4, _MNIST),
-        Architecture("rho-conv", _MNIST, 10, lambda shape, count: rho_conv(_2C, 1, 128, "sll", shape, count)),
-        _residual("resnet-small", [16, 32, 64], [1, 1, 1]),
-        _residual("resnet18", [64, 128, 256, 512], [2, 2, 2, 2]),
-    )
-}
+_ARCHITECTURES = (
+    Architecture("4C3F", _MNIST, 10, partial(feed_forward, _4C, [512, 512])),
+    Architecture("6C2F", _CIFAR, 10, partial(feed_forward, _6C, [512])),
+    Architecture("8C2F", _TINY, 200, partial(feed_forward, _8C, [256])),
+    Architecture("8C2F-original", _TINY, 200, partial(feed_forward, _8C_ORIGINAL, [256])),
+    Architecture("7C2F", _CIFAR, 10, partial(feed_forward, [*_6C, _C1], [512])),
+    Architecture("8C2F-depth", _CIFAR, 10, partial(feed_forward, [*_6C, _C1, _C2], [256])),
+    Architecture("9C2F", _CIFAR, 10, partial(feed_forward, _9C, [256])),
+    Architecture("9C3F", _CIFAR, 10, partial(feed_forward, _9C, [128, 128])),
+    Architecture("9C4F", _CIFAR, 10, partial(feed_forward, _9C, [128, 128, 64])),
+    Architecture("10C4F", _CIFAR, 10, partial(feed_forward, [*_9C, _C2], [64, 64, 32])),
+    Architecture("11C4F", _CIFAR, 10, partial(feed_forward, [*_9C, _C2, _C1], [64, 64, 32])),
+    Architecture("2C2F", _DIGITS, 10, partial(feed_forward, [(16, 3, 1, 1), (32, 4, 2, 1)], [64])),
+    Architecture("mlp-64", _MNIST, 10, partial(mlp, [64])),
+    Architecture("mlp-256", _MNIST, 10, partial(mlp, [256])),
+    Architecture("maxmin-1024", _MNIST, 10, partial(mlp, [1024], activation=MaxMin)),
+    Architecture("maxmin-512-512", _MNIST, 10, partial(mlp, [512, 512], activation=MaxMin)),
+    Architecture("rho-mlp", _DIGITS, 10, partial(rho_mlp, 64, 2, "sll")),
+    Architecture("rho-mlp-256", _MNIST, 10, partial(rho_mlp, 256, 4, "sll")),
+    Architecture("resnet-small", _CIFAR, 10, partial(residual, [16, 32, 64], [1, 1, 1])),
+    Architecture("resnet18", _CIFAR, 10, partial(residual, [64, 128, 256, 512], [2, 2, 2, 2])),
+)
+ZOO = {architecture.name: architecture for architecture in _ARCHITECTURES}
 DEPTH_FAMILY = ("6C2F", "7C2F", "8C2F-depth", "9C2F", "9C3F", "9C4F", "10C4F", "11C4F")
 """The networks of the paper's run-time figure, from shallow to deep."""

@@ -1,0 +1,82 @@
+"""`lipcert attack`: accuracy under PGD."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from lipcert import attacks
+from lipcert.commands.options import (
+    AsJson,
+    Data,
+    DataDir,
+    Eps,
+    InputShape,
+    Limit,
+    Model,
+    Quiet,
+    Weights,
+    checked_epsilons,
+    named_data,
+    named_model,
+    print_json,
+    print_table,
+    sentence,
+)
+from lipcert.commands.progress_bar import progress_bar
+from lipcert.data import Split
+from lipcert.display import TextTable
+from lipcert.models import LoadedModel
+from lipcert.progress import Progress
+
+_BATCH = 256
+
+
+def attack(
+    model: Model,
+    data: Data,
+    eps: Eps,
+    weights: Weights = None,
+    input_shape: InputShape = None,
+    data_dir: DataDir = None,
+    steps: Annotated[int, typer.Option(help="PGD iterations.")] = 100,
+    step: Annotated[str, typer.Option(help="relative (ε/10), or paper (0.001, as it states).")] = "relative",
+    restarts: Annotated[int, typer.Option(help="PGD runs, all but the first from random points.")] = 2,
+    limit: Limit = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Clean accuracy and accuracy under l2 PGD."""
+    loaded = named_model(model, weights, input_shape)
+    epsilons = checked_epsilons(eps)
+    dataset, count = named_data(loaded, data, data_dir, limit)
+    test = dataset.test.take(slice(0, count))
+    settings = {"steps": steps, "step": step, "restarts": restarts}
+    with progress_bar(hidden=quiet or as_json) as progress:
+        results = [_accuracies(loaded, test, epsilon, settings, progress) for epsilon in epsilons]
+    if as_json:
+        print_json({"model": loaded.name, "data": dataset.name, "inputs": count, **settings, "at": results})
+        return
+    rows = [[f"{at['epsilon']:g}", f"{at['clean']:.2%}", f"{at['attacked']:.2%}"] for at in results]
+    title = f"{loaded.name} on {dataset.name}, {count} test inputs"
+    caption = f"l2 PGD, {steps} iterations, step {step}, {restarts} runs. {sentence(dataset.note)}"
+    print_table(TextTable(title, ("ε (l2)", "clean", "attacked"), rows, caption))
+
+
+def _accuracies(
+    loaded: LoadedModel, test: Split, epsilon: float, settings: dict[str, Any], progress: Progress
+) -> dict[str, float]:
+    """Shares of inputs that are classified correctly, before and after the attack."""
+    clean = survived = 0
+    for first in range(0, len(test), _BATCH):
+        x = test.pixels(slice(first, first + _BATCH))
+        label = test.labels[first : first + _BATCH]
+        with torch.no_grad():
+            right = loaded.model(x).argmax(1) == label
+        attacked = attacks.pgd(loaded.model, x, label, epsilon, **settings)
+        clean += int(right.sum())
+        survived += int((right & ~attacked.success).sum())
+        progress(f"attacking, ε = {epsilon:g}", min(1.0, (first + _BATCH) / len(test)))
+    return {"epsilon": epsilon, "clean": clean / len(test), "attacked": survived / len(test)}

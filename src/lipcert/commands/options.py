@@ -1,0 +1,104 @@
+"""What several commands share: options, the model they name, and how results are printed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from lipcert import data
+from lipcert.display import TextTable
+from lipcert.errors import OptionError, ShapeError
+from lipcert.models import LoadedModel, load_model
+
+console = Console()
+
+
+def _number(text: str) -> float:
+    try:
+        return float(Fraction(text))
+    except (ValueError, ZeroDivisionError):
+        raise OptionError(f"--eps is {text!r}, expected a number or a fraction such as 36/255") from None
+
+
+Model = Annotated[
+    str, typer.Argument(help="Zoo name or module:factory (built with seed 0), .safetensors weights or run folder.")
+]
+Weights = Annotated[
+    Path | None, typer.Option(help="Weights for the model: .safetensors, or a state dict as .pt, .pth, .bin, .ckpt.")
+]
+InputShape = Annotated[str | None, typer.Option(help="Shape of one input, such as 3,32,32.")]
+Data = Annotated[str, typer.Option(help="digits, mnist, cifar10, tiny-imagenet, or an image folder.")]
+DataDir = Annotated[Path | None, typer.Option(help="Where the data sets are.", envvar="LIPCERT_DATA_DIR")]
+Eps = Annotated[
+    list[float],
+    typer.Option(
+        help="l2 perturbation size, in units of pixels in [0, 1], such as 1.58 or 36/255; repeatable.",
+        parser=_number,
+        metavar="<float>",
+    ),
+]
+Limit = Annotated[int | None, typer.Option(help="Use the first N test inputs only.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def named_model(spec: str, weights: Path | None, input_shape: str | None) -> LoadedModel:
+    """The model that the arguments of a command name."""
+    shape = None
+    if input_shape is not None:
+        sizes = input_shape.split(",")
+        if not all(size.strip().isdecimal() and int(size) > 0 for size in sizes):
+            raise OptionError(f"--input-shape is {input_shape!r}, expected numbers such as 3,32,32")
+        shape = tuple(map(int, sizes))
+    return load_model(spec, weights=weights, input_shape=shape)
+
+
+def named_data(loaded: LoadedModel, name: str, data_dir: Path | None, limit: int | None) -> tuple[data.Dataset, int]:
+    """A data set that fits the model, and how many of its test inputs are meant."""
+    if limit is not None and limit < 1:
+        raise OptionError(f"--limit is {limit}, expected 1 or more")
+    dataset = data.load(name, data_dir).in_dtype(loaded.dtype)
+    if dataset.input_shape != loaded.input_shape:
+        raise ShapeError(f"{name} has images of shape {dataset.input_shape}, the model takes {loaded.input_shape}")
+    return dataset, min(limit or len(dataset.test), len(dataset.test))
+
+
+def checked_epsilons(epsilons: Sequence[float]) -> list[float]:
+    """Positive ones, each once."""
+    if not epsilons or not all(0 < epsilon < float("inf") for epsilon in epsilons):
+        raise OptionError(f"--eps is {list(epsilons)}, expected positive numbers such as 1.58")
+    return list(dict.fromkeys(epsilons))
+
+
+def sentence(note: str) -> str:
+    """A note as a sentence, ready for others to follow."""
+    if not note:
+        return ""
+    return f"{note.rstrip('.')}. "
+
+
+def print_table(table: TextTable) -> None:
+    """A table on the terminal."""
+    console.print(table.rich())
+
+
+def print_path(what: str, path: Path) -> None:
+    """Where something is, on a line of its own that can be copied."""
+    console.print(f"{what}: {path}", soft_wrap=True)
+
+
+def print_json(values: Any) -> None:
+    """Values for other programs."""
+    print(json.dumps(values, indent=2))
+
+
+def is_first_process() -> bool:
+    """Whether this process is the one that shows and writes."""
+    return os.environ.get("RANK", "0") == "0"

@@ -1,0 +1,30 @@
+"""`lipcert report`: the page of some runs, and their table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lipcert.commands.options import print_path
+from lipcert.errors import check_choice
+from lipcert.layout import LATEX, MARKDOWN
+from lipcert.report import write_report
+
+TABLES = {"markdown": MARKDOWN, "latex": LATEX}
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or that certify has written.")],
+    out: Annotated[Path | None, typer.Option(help="Where to write; default: the first run's folder.")] = None,
+    table: Annotated[str | None, typer.Option(help="Print the table of the runs: markdown or latex.")] = None,
+) -> None:
+    """A page on one run or several side by side, with figures and tables; nothing is computed again."""
+    if table is not None:
+        check_choice("--table", table, list(TABLES))
+    page = write_report(runs, out)
+    if table is None:
+        print_path("report", page)
+    else:
+        print(page.with_name(TABLES[table]).read_text("utf-8"), end="")

@@ -1,0 +1,76 @@
+"""`lipcert reproduce`: the paper's tables and figures.
+
+They are made by another package, lipcert_experiments, which is imported when the command runs.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from lipcert.commands.options import DataDir, Quiet, console, print_path, print_table
+from lipcert.commands.progress_bar import progress_bar
+from lipcert.errors import OptionError
+
+BUDGETS = ("tiny", "hour", "paper")
+
+
+def reproduce(
+    name: Annotated[str | None, typer.Argument(help="A table or figure; without it, the list.")] = None,
+    budget: Annotated[str, typer.Option(help="tiny (digits), hour (two cores) or paper (in full).")] = "tiny",
+    data_dir: DataDir = None,
+    out: Annotated[Path, typer.Option(help="Folder of results and of the runs they share.")] = Path("runs/reproduce"),
+    protocol: Annotated[str, typer.Option(help="lipcert, or authors: their PGD, CIFAR-10 in [-1, 1].")] = "lipcert",
+    epochs: Annotated[int | None, typer.Option(help="Of every run, instead of the budget's.")] = None,
+    seed: Annotated[int, typer.Option(help="Of every run.")] = 0,
+    show_list: Annotated[bool, typer.Option("--list", help="List all tables and figures.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Tables and figures of the paper, the published numbers beside ours. Continues where it stopped.
+
+    Exits with 1 if a configuration failed; the table says which and why.
+    """
+    _check_installed()
+    if name is None or show_list:
+        _list_experiments()
+        return
+    from lipcert_experiments import Plan
+    from lipcert_experiments import reproduce as run_experiment
+
+    with progress_bar(hidden=quiet) as progress:
+        done = run_experiment(name, Plan(budget, protocol, epochs, seed), out, data_dir, progress)
+    print_table(done.table())
+    print_path("results", done.folder)
+    if done.failed:
+        raise typer.Exit(1)
+
+
+def _list_experiments() -> None:
+    """All experiments with what they are and how long they take."""
+    from lipcert_experiments import EXPERIMENTS
+
+    table = Table(
+        title="Tables and figures of the paper",
+        caption="tiny: small networks on the embedded digits. hour: fewer epochs and configurations, on two cores. "
+        "paper: the paper's settings in full, for a GPU. Rough times; runs are shared between experiments.",
+    )
+    table.add_column("name", no_wrap=True)
+    table.add_column("what")
+    for budget in BUDGETS:
+        table.add_column(budget, no_wrap=True, justify="right")
+    for experiment in EXPERIMENTS.values():
+        times = (experiment.minutes[budget] for budget in BUDGETS)
+        table.add_row(experiment.name, experiment.what, *times)
+    console.print(table)
+
+
+def _check_installed() -> None:
+    if find_spec("lipcert_experiments") is None:
+        raise OptionError(
+            "lipcert reproduce needs the package lipcert_experiments, which is not installed: "
+            "run `pip install .` in a checkout of lipcert, which brings both"
+        )

@@ -1,0 +1,74 @@
+"""`lipcert train`: a run with a progress bar, its table and its report."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lipcert.commands.options import (
+    AsJson,
+    DataDir,
+    Quiet,
+    console,
+    is_first_process,
+    print_json,
+    print_path,
+)
+from lipcert.commands.progress_bar import progress_bar
+from lipcert.errors import OptionError
+from lipcert.progress import Progress
+from lipcert.report import write_report
+from lipcert.runs import Run
+from lipcert.training import TrainConfig, resume, train
+
+DEFAULT = "digits"
+
+
+def train_command(
+    config: Annotated[
+        str | None, typer.Argument(help="Preset or TOML file; default: digits.", show_default=False)
+    ] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="New folder for the run; default: runs/<name>-<n>.")] = None,
+    data_dir: DataDir = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="key=value, such as loss.t=4; repeatable.")] = None,
+    resumed: Annotated[
+        Path | None, typer.Option("--resume", help="Continue the interrupted run in this folder.")
+    ] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train a certifiably robust classifier and certify it. Works under torchrun."""
+    if resumed is not None and (config or set_ or run_dir):
+        raise OptionError("--resume continues a run as it was configured; leave out the preset, --set and --run-dir")
+    try:
+        with progress_bar(hidden=quiet or as_json or not is_first_process()) as progress:
+            if resumed is not None:
+                run = resume(resumed, data_dir, progress)
+            else:
+                run = _begin(config, set_ or [], run_dir, data_dir, progress)
+    except KeyboardInterrupt as stop:
+        if is_first_process():
+            print(*(stop.args or ["stopped"]), file=sys.stderr)
+        raise
+    if is_first_process():
+        _show(run, as_json)
+
+
+def _begin(
+    spec: str | None, overrides: list[str], run_dir: Path | None, data_dir: Path | None, progress: Progress
+) -> Run:
+    config = TrainConfig.named(spec or DEFAULT).with_overrides(overrides)
+    return train(config, run_dir, data_dir, progress)
+
+
+def _show(run: Run, as_json: bool) -> None:
+    page = write_report([run.folder])
+    if as_json:
+        print_json({"folder": str(run.folder), "report": str(page), **run.summary.as_dict()})
+        return
+    console.print(run)
+    print_path("run", run.folder)
+    print_path("report", page)

@@ -1,0 +1,59 @@
+"""A model with what is known about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from lipcert.bounds.bound import Bound
+from lipcert.network.build import trace
+from lipcert.network.normal_form import Network
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model in eval mode, the shape of its inputs, and where it comes from.
+
+    earlier: the bound that is stored beside the weights, as in a run folder: at least a good start for another.
+    """
+
+    model: nn.Module
+    input_shape: Shape
+    name: str
+    earlier: Bound | None = None
+
+    @property
+    def scales(self) -> Mapping[str, Tensor] | None:
+        """The coordinates of the earlier bound."""
+        if self.earlier is None:
+            return None
+        return self.earlier.scales
+
+    @cached_property
+    def network(self) -> Network:
+        """The captured model, for all bounds and certificates; captured once."""
+        return trace(self.model, self.input_shape)
+
+    def in_float64(self) -> LoadedModel:
+        """A copy with the same weights, executed in float64."""
+        return replace(self, model=deepcopy(self.model).double())
+
+    @property
+    def execution(self) -> str:
+        """The arithmetic that certificates are for."""
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which the model computes."""
+        for tensor in (*self.model.parameters(), *self.model.buffers()):
+            if tensor.is_floating_point():
+                return tensor.dtype
+        return torch.float32

@@ -1,0 +1,68 @@
+"""The runs side by side, as cells of text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lipcert.display import NOTHING, TextTable
+from lipcert.runs import RunFolder
+
+
+def compare(runs: Sequence[RunFolder]) -> TextTable:
+    """Clean, attacked and certified accuracies at every ε of any run, radii, constants and times.
+
+    Attacked accuracies are shares of the inputs attacked; if these are fewer than those certified, a column says so.
+    """
+    epsilons = sorted({epsilon for run in runs for epsilon in run.summary.epsilons})
+    attacked = any(run.distance is not None for run in runs)
+    partly = any(run.distance is not None and len(run.distance) < len(run.certificates) for run in runs)
+    columns = ["run", "network", "trained by", "data", "clean"]
+    if partly:
+        columns.append("inputs attacked")
+    for epsilon in epsilons:
+        if attacked:
+            columns.append(f"attacked at ε = {epsilon:.4g}")
+        columns.append(f"certified at ε = {epsilon:.4g}")
+    columns += ["median radius", "mean constant", "training time"]
+    rows = [_row(run, epsilons, attacked, partly) for run in runs]
+    return TextTable("", columns, rows, words=4)
+
+
+def _row(run: RunFolder, epsilons: Sequence[float], attacked: bool, partly: bool) -> list[str]:
+    """The cells of one run; `attacked` and `partly` say which columns there are."""
+    cells = [run.name, run.model, run.loss or NOTHING, run.data, percent(run.clean)]
+    if partly:
+        cells.append(_attacked_inputs(run))
+    for epsilon in epsilons:
+        if attacked:
+            cells.append(percent(run.attacked_at(epsilon)))
+        cells.append(percent(run.certified_at(epsilon)))
+    cells.append(f"{float(run.certificates.radius.median()):.4g}")
+    constant = run.summary.mean_constant
+    cells.append(NOTHING if constant is None else f"{constant:.4g}")
+    cells.append(duration(run.summary.training_seconds))
+    return cells
+
+
+def _attacked_inputs(run: RunFolder) -> str:
+    if run.distance is None:
+        return NOTHING
+    return f"{len(run.distance):,} of {len(run.certificates):,}"
+
+
+def percent(share: float | None, digits: int = 2) -> str:
+    """A share in percent."""
+    if share is None:
+        return NOTHING
+    return f"{100 * share:.{digits}f}\u2009%"
+
+
+def duration(seconds: float | None) -> str:
+    """Some time in the unit that suits it."""
+    if seconds is None:
+        return NOTHING
+    if seconds < 120:
+        return f"{seconds:.3g}\u2009s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f}\u2009min"
+    return f"{seconds / 3600:.1f}\u2009h"

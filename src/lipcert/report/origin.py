@@ -1,0 +1,88 @@
+"""Everything needed to repeat a run, as far as its folder tells."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from lipcert.display import NOTHING
+from lipcert.layout import CONFIG
+from lipcert.report.comparison import duration
+from lipcert.runs import RunFolder
+
+Origin = dict[str, str]
+
+
+def origins(runs: Sequence[RunFolder]) -> list[tuple[RunFolder, Origin]]:
+    """The origin of every run; of a twin, only where it differs from the run that it was made with."""
+    result: list[tuple[RunFolder, Origin]] = []
+    shared: Origin = {}
+    for run in runs:
+        origin = _origin(run)
+        if run.twin:
+            origin = {name: value for name, value in origin.items() if name != "command" and shared.get(name) != value}
+        else:
+            shared = origin
+        result.append((run, origin))
+    return result
+
+
+def _origin(run: RunFolder) -> Origin:
+    summary, environment = run.summary, run.environment or {}
+    data = environment.get("data", {})
+    rows = {
+        "command": _command(run),
+        "note": summary.note,
+        "guarantee": f"{summary.guarantee or NOTHING}; executed in {summary.execution}, rounding included",
+        "method": f"{summary.method or NOTHING}, {summary.target or NOTHING}",
+        "units": summary.units,
+        "data": _joined(run.data, summary.data_note or data.get("note")),
+        "data (SHA-256)": data.get("checksum"),
+        "model (SHA-256)": summary.fingerprint,
+        "seed": environment.get("seed"),
+        "time": _times(run),
+        "hardware": _hardware(run),
+        "versions": _versions(run),
+    }
+    return {name: str(value) for name, value in rows.items() if value not in (None, "")}
+
+
+def _times(run: RunFolder) -> str:
+    summary = run.summary
+    times = {
+        "training": summary.training_seconds,
+        "certifying": summary.certifying_seconds,
+        "attacking": summary.attacking_seconds,
+        "in all": summary.seconds,
+    }
+    return _joined(*(f"{word} {duration(seconds)}" for word, seconds in times.items() if seconds is not None))
+
+
+def _hardware(run: RunFolder) -> str:
+    environment = run.environment or {}
+    words = [environment.get(key) for key in ("processor", "gpu", "machine")]
+    for key in ("cores", "threads", "processes"):
+        if environment.get(key):
+            words.append(f"{key}: {environment[key]}")
+    return _joined(*words)
+
+
+def _versions(run: RunFolder) -> str:
+    environment = run.environment or {}
+    versions = {"Python": environment.get("python"), **environment.get("versions", {})}
+    return _joined(*(f"{name} {version}" for name, version in versions.items() if version))
+
+
+def _joined(*words: str | None) -> str:
+    return ", ".join(str(word) for word in words if word)
+
+
+def _command(run: RunFolder) -> str | None:
+    """The command that made the folder; for a run started from Python, the one that does the same."""
+    program, *arguments = (run.environment or {}).get("command") or [""]
+    if Path(program).name in ("lipcert", "__main__.py"):
+        return shlex.join(["lipcert", *arguments])
+    if run.config is None:
+        return None
+    return f"lipcert train {shlex.quote(str(run.folder / CONFIG))}"

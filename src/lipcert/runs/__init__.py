@@ -1,0 +1,18 @@
+"""What a run folder is: its files, how they are written when a run is finished, and how they are read."""
+
+from lipcert.runs.finishing import Task, certify_test, finish_folder
+from lipcert.runs.folder import RunFolder, read_runs
+from lipcert.runs.result import Run
+from lipcert.runs.summary import Accuracy, Summary, read_summary
+
+__all__ = [
+    "Accuracy",
+    "Run",
+    "RunFolder",
+    "Summary",
+    "Task",
+    "certify_test",
+    "finish_folder",
+    "read_runs",
+    "read_summary",
+]

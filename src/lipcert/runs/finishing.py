@@ -1,0 +1,113 @@
+"""From a model to a finished folder: its bound, certificates of the test split, attacks, pictures and the summary."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from lipcert.bounds.bound import Bound
+from lipcert.bounds.compute import stored_bound
+from lipcert.bounds.fingerprint import fingerprint
+from lipcert.bounds.fit import FitOptions
+from lipcert.certificate import Certificates, Certifier
+from lipcert.certificate.stream import certify_to_csv, check_continues
+from lipcert.data import Dataset
+from lipcert.layout import BOUND, CERTIFICATES
+from lipcert.models import LoadedModel
+from lipcert.progress import Progress
+from lipcert.runs.evidence import attack_inputs, write_constants, write_gallery
+from lipcert.runs.summary import Accuracy, Summary
+
+UNITS = "l2, pixels in [0, 1]"
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be certified and attacked: `inputs` test inputs from the first, of which some are attacked."""
+
+    dataset: Dataset
+    epsilons: Sequence[float]
+    inputs: int
+    attacked: int
+    method: str = "liplt"
+    fit: FitOptions | None = None
+
+
+def finish_folder(loaded: LoadedModel, task: Task, folder: Path, progress: Progress) -> Summary:
+    """Bound, certify and attack a model; writes everything but the summary, which is returned.
+
+    Goes on where an interrupted one stopped: what is in the folder already, and belongs to this model, is used again.
+    """
+    began = time.perf_counter()
+    bound, certificates = certify_test(loaded, task, folder, progress)
+    certified = time.perf_counter()
+    test = task.dataset.test.take(slice(0, len(certificates)))
+    attacked = min(task.attacked, len(test))
+    standing = attack_inputs(loaded.model, test, certificates, task.epsilons, attacked, folder, progress)
+    write_constants(loaded, bound, folder, progress)
+    gallery = write_gallery(loaded.model, test, certificates, folder)
+    accuracies = []
+    for epsilon, left in zip(task.epsilons, standing, strict=True):
+        accuracies.append(Accuracy(epsilon, certificates.certified_accuracy(epsilon), left))
+    summary = _described(loaded, task.dataset, bound, certificates, tuple(accuracies))
+    ended = time.perf_counter()
+    return replace(
+        summary,
+        attacked_inputs=attacked,
+        gallery=tuple(gallery),
+        certifying_seconds=certified - began,
+        attacking_seconds=ended - certified,
+        seconds=ended - began,
+    )
+
+
+def _described(
+    loaded: LoadedModel,
+    dataset: Dataset,
+    bound: Bound,
+    certificates: Certificates,
+    accuracies: tuple[Accuracy, ...],
+) -> Summary:
+    return Summary(
+        model=loaded.name,
+        data=dataset.name,
+        at=accuracies,
+        data_title=dataset.title,
+        data_note=dataset.note,
+        inputs=len(certificates),
+        units=UNITS,
+        execution=loaded.execution,
+        method=bound.method,
+        target=bound.target,
+        guarantee=bound.guarantee,
+        mean_constant=bound.mean,
+        fingerprint=bound.facts.fingerprint,
+        clean=certificates.clean_accuracy,
+        mean_radius=float(certificates.radius.mean()),
+        median_radius=float(certificates.radius.median()),
+        class_names=tuple(dataset.class_names),
+    )
+
+
+def certify_test(loaded: LoadedModel, task: Task, folder: Path, progress: Progress) -> tuple[Bound, Certificates]:
+    """The bound of the model and the certificates of the first test inputs, both in the folder.
+
+    What is there already of both is used again. A folder with certificates of something else is refused unchanged.
+    """
+    path, test = folder / CERTIFICATES, task.dataset.test
+    origin = f"{task.dataset.name} {task.dataset.checksum} {loaded.execution} {task.method}"
+    check_continues(path, fingerprint(loaded.network), origin)
+    bound = stored_bound(
+        loaded.model, loaded.network, folder / BOUND, progress, task.method, task.fit, earlier=loaded.earlier
+    )
+    certificates = certify_to_csv(
+        Certifier(loaded.network, bound),
+        lambda first, last: (test.pixels(slice(first, last)), test.labels[first:last]),
+        task.inputs,
+        path,
+        origin=origin,
+        progress=progress,
+    )
+    return bound, certificates

@@ -1,0 +1,3 @@
+"""The version of lipcert."""
+
+VERSION = "0.1.0"
