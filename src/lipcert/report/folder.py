@@ -21,6 +21,7 @@ from lipcert.bounds.bound import Bound
 from lipcert.certificate import Certificates
 from lipcert.certificate.stream import read_certificates
 from lipcert.errors import DataError, LipcertError
+from lipcert.losses import LOSSES
 from lipcert.training.environment import ENVIRONMENT
 from lipcert.training.evidence import ATTACKS, CONSTANTS, GALLERY, attacked_accuracy, read_attacks
 from lipcert.training.finish import SUMMARY
@@ -29,7 +30,6 @@ from lipcert.training.run import CONFIG, TWIN
 
 T = TypeVar("T")
 CERTIFICATES = "certificates.csv"
-_LOSSES = {"crm": "CRM", "standard": "cross-entropy", "gloro": "GloRo", "lmt": "LMT", "signed-radius": "signed radii"}
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,9 @@ class RunFolder:
     def loss(self) -> str | None:
         """What it was trained by, in words; None if the folder does not say."""
         loss = self.summary.get("loss")
-        return _LOSSES.get(loss, loss) if loss else None
+        if loss in LOSSES:
+            return LOSSES[loss].label
+        return loss or None
 
     @property
     def data(self) -> str:
