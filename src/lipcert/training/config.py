@@ -26,9 +26,9 @@ from pydantic import (
 from lipcert import zoo
 from lipcert.bounds import estimator as estimators
 from lipcert.bounds.targets import TARGETS
-from lipcert.errors import ConfigError
+from lipcert.errors import ConfigError, nearest
 from lipcert.losses.loss import LOSSES, Epsilon, Positive, TrainingLoss
-from lipcert.training.parsing import apply_overrides, explain, nearest, read_toml, toml_text
+from lipcert.training.parsing import apply_overrides, explain, read_toml, toml_text
 
 
 def _listed(value: Any) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lipcert.data import Dataset, augmentation, batch_indices
+from lipcert.data import Augmentation, Dataset, batch_indices
 from lipcert.errors import DivergenceError, NonFiniteError
 from lipcert.training.checkpoint import Parts, Position, read_checkpoint, write_checkpoint
 from lipcert.training.config import TrainConfig
@@ -53,7 +53,7 @@ class Training:
         optimizers = build_optimizers(config, self.model, self.scales)
         self.forward, *self.optimizers = fabric.setup(self.model, *optimizers)
         self.parts = Parts(self.model, optimizers, self.estimators)
-        self.augment = augmentation(**config.augmentation.model_dump())
+        self.augment = Augmentation(**config.augmentation.model_dump())
         self.position = Position()
         found = read_checkpoint(self.path, digest) if fabric.is_global_zero and self.path.exists() else None
         found = fabric.broadcast(found)
