@@ -114,7 +114,7 @@ class RunFolder:
         return self.certificates.clean_accuracy
 
     def certified_at(self, epsilon: float) -> float:
-        return float(self.certificates.certified_accuracy(float(epsilon)))  # type: ignore[arg-type]
+        return self.certificates.certified_accuracy(epsilon)
 
     def attacked_at(self, epsilon: float) -> float | None:
         if self.attacked is None or self.distance is None:
