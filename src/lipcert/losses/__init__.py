@@ -4,17 +4,28 @@ Every loss takes logits z (B, K) and labels y (B,); the robust ones also take co
 Lipschitz constant of z_i − z_j. Row y of L is read, its diagonal is ignored. Gradients reach logits and constants.
 Everything is computed in the wider dtype of logits and constants, at least float32. NaN logits give a NaN loss.
 
-A loss is a file of its own: a `TrainingLoss` with its options, under the name that `loss.type` has in configurations.
+Adding a loss is a file of its own: a `TrainingLoss` with its options, under the name of `loss.type` in configurations.
 """
 
 from importlib import import_module
 from pkgutil import iter_modules
 
-from lipcert.losses.accuracy import BASES, StandardLoss, standard
+from lipcert.losses.known_losses import (
+    BASES,
+    RADII,
+    CrmLoss,
+    GloroLoss,
+    LmtLoss,
+    SignedRadiusLoss,
+    StandardLoss,
+    crm,
+    gloro,
+    lmt,
+    signed_radius,
+    standard,
+)
 from lipcert.losses.loss import LOSSES, Loss, TrainingLoss, register_loss
 from lipcert.losses.radii import hard_radius, soft_radius
-from lipcert.losses.radius_losses import RADII, CrmLoss, SignedRadiusLoss, crm, signed_radius
-from lipcert.losses.shifted_logits import GloroLoss, LmtLoss, gloro, lmt
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")

@@ -15,7 +15,7 @@ from lipcert.data.decoded import Decoded, cached
 from lipcert.data.download import Remote
 from lipcert.data.image_folder import decode_folder
 from lipcert.data.pickles import read_pickle
-from lipcert.data.sources.source import FileSource, part_remark, register_source, with_remarks
+from lipcert.data.sources.source import FileSource, part_remarks, register_source, with_remarks
 from lipcert.errors import DataError
 
 CLASS_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -91,7 +91,7 @@ class Cifar10(FileSource):
 
     def _dataset(self, decoded: Decoded, remarks: list[str], note: str) -> Dataset:
         train, test = decoded.splits["train"], decoded.splits["test"]
-        remarks = remarks + part_remark(train, test, (5 * _BATCH, _BATCH))
+        remarks = remarks + part_remarks(train, test, (5 * _BATCH, _BATCH))
         return Dataset(self.name, with_remarks(self.title, remarks), train, test, CLASS_NAMES, note)
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from lipcert.data.archives import read_bytes
 from lipcert.data.dataset import Dataset, Split, split_from_arrays
 from lipcert.data.download import Remote
-from lipcert.data.sources.source import FileSource, IncompleteError, part_remark, register_source, with_remarks
+from lipcert.data.sources.source import FileSource, IncompleteError, part_remarks, register_source, with_remarks
 from lipcert.errors import DataError
 
 _FOLDERS = ("", "mnist", "MNIST", "MNIST/raw", "mnist/MNIST/raw")
@@ -130,5 +130,5 @@ class Mnist(FileSource):
 
     def _read_files(self, files: dict[str, Path]) -> Dataset:
         train, test = _read_split("train", files), _read_split("t10k", files)
-        title = with_remarks(self.title, part_remark(train, test, (_SIZES["train"], _SIZES["t10k"])))
+        title = with_remarks(self.title, part_remarks(train, test, (_SIZES["train"], _SIZES["t10k"])))
         return Dataset(self.name, title, train, test, tuple("0123456789"), "idx files")

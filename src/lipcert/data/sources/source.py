@@ -99,8 +99,8 @@ def with_remarks(title: str, remarks: Sequence[str]) -> str:
     return f"{title} ({', '.join(remarks)})"
 
 
-def part_remark(train: Split, test: Split, whole: tuple[int, int]) -> list[str]:
-    """That splits are not as large as they should be, if so."""
+def part_remarks(train: Split, test: Split, whole: tuple[int, int]) -> list[str]:
+    """That the splits are not whole, if so."""
     if (len(train), len(test)) == whole:
         return []
     return [f"a part: {len(train):,} and {len(test):,} images"]
