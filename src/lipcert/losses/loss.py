@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from fractions import Fraction
 from math import isfinite
-from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
 import torch
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -73,7 +73,7 @@ Kind = TypeVar("Kind", bound=TrainingLoss)
 
 def register_loss(kind: type[Kind]) -> type[Kind]:
     """Decorator: makes a loss known by the one value that its field `type` can have."""
-    (name,) = get_args(get_type_hints(kind)["type"])
+    (name,) = get_args(kind.model_fields["type"].annotation)
     LOSSES[name] = kind
     return kind
 
