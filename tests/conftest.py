@@ -10,6 +10,8 @@ from hypothesis import HealthCheck, settings
 
 from lipcert.bounds.methods import METHODS
 from lipcert.bounds.targets import TARGETS
+from lipcert.data.sources import SOURCES
+from lipcert.losses import LOSSES
 from lipcert.network.rules.registry import MODULE_RULES, RULES
 
 settings.register_profile(
@@ -28,8 +30,8 @@ def _seed() -> None:
 
 @pytest.fixture(autouse=True)
 def _own_registries() -> Iterator[None]:
-    """Rules, methods and targets that a test registers are gone after it."""
-    registries = [RULES, *MODULE_RULES.values(), METHODS, TARGETS]
+    """Rules, methods, targets, losses and data sets that a test registers are gone after it."""
+    registries = [RULES, *MODULE_RULES.values(), METHODS, TARGETS, LOSSES, SOURCES]
     before = [dict(registry) for registry in registries]
     yield
     for registry, kept in zip(registries, before, strict=True):

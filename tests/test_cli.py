@@ -177,9 +177,7 @@ def test_certify_writes_its_files_and_continues(run, weights, tmp_path, monkeypa
     certificates = read_certificates(tmp_path / "r" / "certificates.csv")
     assert facts["clean"] == certificates.clean_accuracy > 0.8
     assert facts["inputs"] == len(certificates) == 60
-    assert [at["certified"] for at in facts["at"]] == [
-        certificates.certified_accuracy(epsilon) for epsilon in (0.1, 0.3)
-    ]
+    assert [at["certified"] for at in facts["at"]] == certificates.certified_accuracies([0.1, 0.3])
     assert facts["median_radius"] == certificates.radius.median().item()
     assert facts["at"][0]["attacked"] is None
 

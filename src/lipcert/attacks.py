@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +37,11 @@ class Attacked:
     adversarial: Tensor
     distance: Tensor
 
+    @classmethod
+    def nothing(cls, x: Tensor) -> Attacked:
+        """No input was found."""
+        return cls(x, torch.full((len(x),), torch.inf, dtype=torch.float64))
+
     @property
     def success(self) -> Tensor:
         return torch.isfinite(self.distance)
@@ -66,13 +70,12 @@ def pgd(
     if steps < 1 or restarts < 1 or epsilon <= 0:
         raise OptionError("PGD needs epsilon > 0, steps ≥ 1 and restarts ≥ 1")
     if step == "paper":
-        attacks = [L2PGD(abs_stepsize=PAPER_STEP, steps=steps, random_start=False)]
-    else:
-        relative = 0.1 if steps >= 20 else 2.0 / steps
-        attacks = [L2PGD(rel_stepsize=relative, steps=steps, random_start=k > 0) for k in range(restarts)]
-    best = Attacked(x, torch.full((len(x),), torch.inf, dtype=torch.float64))
-    for attack in attacks:
-        best = _run(partial(attack, epsilons=epsilon), model, x, classes, pixels, best)
+        attack = L2PGD(abs_stepsize=PAPER_STEP, steps=steps, random_start=False)
+        return _run(attack, epsilon, model, x, classes, pixels, Attacked.nothing(x))
+    best = Attacked.nothing(x)
+    for restart in range(restarts):
+        attack = L2PGD(rel_stepsize=max(0.1, 2.0 / steps), steps=steps, random_start=restart > 0)
+        best = _run(attack, epsilon, model, x, classes, pixels, best)
     return best
 
 
@@ -88,8 +91,7 @@ def minimum_norm(
     from foolbox.attacks.ddn import DDNAttack
 
     attack = DDNAttack(init_epsilon=1.0, steps=steps, gamma=0.05)
-    nothing = Attacked(x, torch.full((len(x),), torch.inf, dtype=torch.float64))
-    return _run(partial(attack, epsilons=None), model, x, classes, pixels, nothing)
+    return _run(attack, None, model, x, classes, pixels, Attacked.nothing(x))
 
 
 class _Tempered(nn.Module):
@@ -102,7 +104,9 @@ class _Tempered(nn.Module):
             logits = model(x)
             margins = logits.topk(min(2, logits.shape[1]), dim=1).values
             margin = float((margins[:, 0] - margins[:, -1]).median())
-        self.scale = max(1.0, margin / 10) if margin < torch.inf else 1.0
+        self.scale = 1.0
+        if 10 < margin < torch.inf:
+            self.scale = margin / 10
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.model(x)
@@ -111,6 +115,7 @@ class _Tempered(nn.Module):
 
 def _run(
     attack: Callable[..., Any],
+    epsilon: float | None,
     model: nn.Module,
     x: Tensor,
     classes: Tensor,
@@ -126,9 +131,9 @@ def _run(
     if len(left) == 0:
         return best
     tempered = _Tempered(model, x[left]).eval()
-    candidate: Tensor = attack(PyTorchModel(tempered, bounds=pixels, device=x.device), x[left], classes[left])[
-        1
-    ].detach()
+    attacked_model = PyTorchModel(tempered, bounds=pixels, device=x.device)
+    _, clipped, _ = attack(attacked_model, x[left], classes[left], epsilons=epsilon)
+    candidate: Tensor = clipped.detach()
     with torch.no_grad():
         changed = model(candidate).argmax(1) != classes[left]
     distance = torch.linalg.vector_norm((candidate.double() - x[left].double()).flatten(1), dim=1)
@@ -152,17 +157,15 @@ def check_certificates(
     k = int(inside[0])
     place = k if index is None else int(index[k])
     path = Path(folder) / "violation.safetensors"
+    violation = {
+        "input": x[k],
+        "adversarial": attacked.adversarial[k],
+        "prediction": certificates.prediction[k],
+        "radius": certificates.radius[k],
+        "distance": attacked.distance[k],
+    }
     with replace_file(path) as temporary:
-        save_file(
-            {
-                "input": x[k].contiguous().cpu(),
-                "adversarial": attacked.adversarial[k].contiguous().cpu(),
-                "prediction": certificates.prediction[k].clone(),
-                "radius": certificates.radius[k].clone(),
-                "distance": attacked.distance[k].clone().cpu(),
-            },
-            temporary,
-        )
+        save_file({name: value.cpu().clone().contiguous() for name, value in violation.items()}, temporary)
     raise CertificateViolation(
         f"the certificate of input {place} does not hold: an input at distance {float(attacked.distance[k]):.6g} "
         f"is classified differently, inside the radius {float(certificates.radius[k]):.6g}; it is saved in {path}"
@@ -183,27 +186,28 @@ def cross_check(
     Attacks every input by DDN, and by PGD at each ε where DDN has found nothing that close; any success inside a
     certified radius is an error (see `check_certificates`). Always begins from the same seed.
     """
-    index = torch.arange(len(test)) if index is None else index
-    batches = -(-len(test) // _BATCH)
+    if index is None:
+        index = torch.arange(len(test))
     distances = []
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        for batch in range(batches):
-            some = slice(batch * _BATCH, (batch + 1) * _BATCH)
-            x, part, places = test.pixels(some), take(certificates, some), index[some]
-            check_certificates(x, part, minimum_norm(model, x, part.prediction, pixels=_BEYOND), folder, places)
-            closest = minimum_norm(model, x, part.prediction)
-            check_certificates(x, part, closest, folder, places)
+        for first in range(0, len(test), _BATCH):
+            some = slice(first, first + _BATCH)
+            x, batch, places = test.pixels(some), take(certificates, some), index[some]
+            done, share = first / len(test), len(x) / len(test)
+            check_certificates(x, batch, minimum_norm(model, x, batch.prediction, pixels=_BEYOND), folder, places)
+            closest = minimum_norm(model, x, batch.prediction)
+            check_certificates(x, batch, closest, folder, places)
             distance = closest.distance.cpu()
-            for k, epsilon in enumerate(epsilons):
-                progress("attacking", (batch + (k + 1) / (len(epsilons) + 1)) / batches)
+            for k, epsilon in enumerate(epsilons, start=1):
+                progress("attacking", done + share * k / (len(epsilons) + 1))
                 left = (~fooled(distance, epsilon)).nonzero().flatten()
                 if len(left):
-                    found = pgd(model, x[left], part.prediction[left], epsilon)
-                    check_certificates(x[left], take(part, left), found, folder, places[left])
-                    distance[left] = torch.minimum(distance[left], found.distance.cpu())
+                    attacked = pgd(model, x[left], batch.prediction[left], epsilon)
+                    check_certificates(x[left], take(batch, left), attacked, folder, places[left])
+                    distance[left] = torch.minimum(distance[left], attacked.distance.cpu())
             distances.append(distance)
-            progress("attacking", (batch + 1) / batches)
+            progress("attacking", done + share)
     return torch.cat(distances)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 
 class LipcertError(Exception):
@@ -92,13 +93,14 @@ class DataError(LipcertError):
     """A data set, a data file or labels are missing, damaged or not what their name says."""
 
 
+def nearest(name: object, choices: Iterable[object]) -> str:
+    """A hint at the choice that looks most like the name, or nothing."""
+    near = get_close_matches(str(name), [*map(str, choices)], n=1, cutoff=0.4)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
     """Refuse a value that is not one of the choices, naming the nearest one."""
-    if value in choices:
-        return
-    from difflib import get_close_matches
-
-    near = get_close_matches(str(value), [str(choice) for choice in choices], n=1, cutoff=0.4)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    listed = ", ".join(str(choice) for choice in choices)
-    raise OptionError(f"{name} is {value!r}, expected one of {listed}{hint}")
+    if value not in choices:
+        listed = ", ".join(map(str, choices))
+        raise OptionError(f"{name} is {value!r}, expected one of {listed}{nearest(value, choices)}")

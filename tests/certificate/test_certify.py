@@ -149,8 +149,7 @@ def test_accuracies():
     assert certificates.clean_accuracy == 0.75
     assert certificates.certified_accuracy(0.75) == 0.25
     assert certificates.certified_accuracy(1) == 0.25
-    shares = [certificates.certified_accuracy(epsilon) for epsilon in (0.5, 0.75, 1.5)]
-    assert shares == [0.5, 0.25, 0.0]
+    assert certificates.certified_accuracies([0.5, 0.75, 1.5]) == [0.5, 0.25, 0.0]
     assert repr(certificates) == "Certificates(4 inputs, median radius 0.5, clean accuracy 75.00%, deterministic)"
 
 

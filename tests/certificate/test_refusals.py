@@ -83,7 +83,7 @@ def test_arguments_of_other_kinds(model):
     with pytest.raises(LabelError, match="labels are list, expected a tensor of integers"):
         lipcert.certify(model, x, bound, labels=[0, 1])
     certificates = lipcert.certify(model, x, bound, labels=torch.tensor([0, 1]))
-    assert certificates.certified_accuracy(torch.tensor([0.0, 9e9]).numpy()) == [certificates.clean_accuracy, 0.0]
+    assert certificates.certified_accuracies(torch.tensor([0.0, 9e9]).numpy()) == [certificates.clean_accuracy, 0.0]
     assert certificates.certified_accuracy(torch.zeros(()).numpy()[()]) == certificates.clean_accuracy
 
 

@@ -122,11 +122,11 @@ def test_killed_between_the_rows_and_their_checksum(certifier, computed, tmp_pat
         original(path, fingerprint, origin, rows, sha256)
 
     run(certifier, tmp_path / "whole.csv")
-    original = stream._write_mark
-    monkeypatch.setattr(stream, "_write_mark", killed)
+    original = stream._write_origin
+    monkeypatch.setattr(stream, "_write_origin", killed)
     with pytest.raises(Interrupted):
         run(certifier, tmp_path / "c.csv")
-    monkeypatch.setattr(stream, "_write_mark", original)
+    monkeypatch.setattr(stream, "_write_origin", original)
     assert len((tmp_path / "c.csv").read_text().splitlines()) == 1 + 32
     computed.clear()
     run(certifier, tmp_path / "c.csv")

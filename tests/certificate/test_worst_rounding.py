@@ -16,7 +16,7 @@ from drawn import networks
 from helpers import examples, randn
 from lipcert import data
 from lipcert.certificate import Certifier
-from lipcert.certificate.error_pass import ErrorPass, _Batch
+from lipcert.certificate.error_pass import BatchErrors, ErrorPass
 from lipcert.layers import RhoLipschitzConv2d, RhoLipschitzLinear
 from lipcert.models import zoo
 from lipcert.norms.product_errors import magnitude_norm
@@ -59,7 +59,7 @@ class WorstPass(ErrorPass):
             edges = network.nodes[v].edges
             if edges and network.nodes[v].roundings >= FEWEST:
                 sums = sum(edge.op.magnitude(values[edge.source].abs()) for edge in edges)
-                sums = sums if self.offsets[v] is None else sums + self.offsets[v]
+                sums = sums + self.offsets.get(v, 0)
                 share = 0.5 * gamma(network.nodes[v].roundings, value.dtype)
                 value = value + share * sums * directions[v].sign().float()
             values[v] = value
@@ -67,7 +67,7 @@ class WorstPass(ErrorPass):
 
         with torch.no_grad():
             logits = network.program.run(x, observe)
-            return _Batch(self, values, len(x)).errors(logits)
+            return BatchErrors(self, values, len(x)).execution(logits)
 
 
 class Adversary:
@@ -78,7 +78,7 @@ class Adversary:
         self.certifier = Certifier(self.model, lipcert.bound(self.model, shape))
         self.wide = deepcopy(self.model).double()
         self.gradients = Gradients(lipcert.trace(self.wide, shape))
-        self.worst = WorstPass(self.certifier.network, self.certifier._pass.stages)
+        self.worst = WorstPass(self.certifier.network, self.certifier.error_pass.stages)
 
     def execute(self, x):
         """The execution, and the size of the error of the difference of the first two logits."""
@@ -184,7 +184,7 @@ def test_stages_of_one_dense_layer_are_followed_entry_by_entry():
     model = dense_chain(50, 40, 30, 3).float()
     certifier = Certifier(model, lipcert.bound(model, (50,)))
     x = randn(20, 50).float()
-    execution = certifier._pass.execute(x)
+    execution = certifier.error_pass.execute(x)
     with torch.no_grad():
         for k, layer in enumerate([model[0], model[2], model[4]]):
             value = model[: 2 * k](x).double().abs()
@@ -201,7 +201,7 @@ def test_stages_of_one_convolution_of_few_products_are_bounded_by_norms():
     (edge,) = lipcert.trace(deepcopy(model).double(), (2, 6, 6)).nodes[1].edges
     norm = magnitude_norm(edge.op, torch.zeros((), dtype=torch.float64))
     expected = gamma(2 * 9 + 2, torch.float32) * norm * x.double().flatten(1).norm(dim=1)
-    torch.testing.assert_close(certifier._pass.execute(x).sites[:, 0], expected, rtol=1e-4, atol=0)
+    torch.testing.assert_close(certifier.error_pass.execute(x).sites[:, 0], expected, rtol=1e-4, atol=0)
 
 
 def test_a_nonlinearity_of_the_logits_that_is_not_used():

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lipcert.data import batch_indices, batches
+from lipcert.data import batch_indices
 from lipcert.errors import DataError, OptionError
 
 
@@ -51,11 +51,6 @@ def test_the_order_of_a_seed_is_fixed() -> None:
     assert torch.cat(batch_indices(torch.zeros(8), 3, seed=3, epoch=5)).tolist() == [4, 0, 2, 6, 5, 1, 3, 7]
 
 
-def test_without_shuffling() -> None:
-    indices = batch_indices(torch.zeros(7), 3, shuffle=False, epoch=4)
-    assert [index.tolist() for index in indices] == [[0, 1, 2], [3, 4, 5], [6]]
-
-
 def test_class_subsets_leave_few_partial_batches_and_mix_classes() -> None:
     """200 classes as in Tiny-ImageNet: all batches but the last few are full and use the classes allowed."""
     labels = torch.arange(20_000) % 200
@@ -70,15 +65,6 @@ def test_class_subsets_leave_few_partial_batches_and_mix_classes() -> None:
     assert all(len(first[i] & first[j]) < 16 for i in range(3) for j in range(i))
 
 
-def test_batches_are_images_with_their_labels() -> None:
-    images, labels = torch.arange(10.0).reshape(10, 1, 1, 1), torch.arange(10)
-    seen = list(batches(images, labels, 4, seed=1, epoch=2))
-    assert [len(x) for x, _ in seen] == [4, 4, 2]
-    for x, y in seen:
-        assert torch.equal(x.flatten().long(), y)
-    assert torch.equal(torch.cat([y for _, y in seen]), torch.cat(batch_indices(labels, 4, seed=1, epoch=2)))
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -86,7 +72,6 @@ def test_batches_are_images_with_their_labels() -> None:
         ({"seed": -1}, "seed is -1, expected 0 or more"),
         ({"epoch": -1}, "epoch is -1, expected 0 or more"),
         ({"classes_per_batch": 0}, "classes_per_batch is 0, expected 1 or more"),
-        ({"classes_per_batch": 2, "shuffle": False}, "classes_per_batch is 2, expected None without shuffle"),
     ],
 )
 def test_bad_options(options: dict[str, int], message: str) -> None:
@@ -99,5 +84,3 @@ def test_bad_labels() -> None:
         batch_indices(torch.zeros(0), 2)
     with pytest.raises(DataError, match=r"labels: expected \(N,\), not empty, got \(2, 2\)"):
         batch_indices(torch.zeros(2, 2), 2)
-    with pytest.raises(DataError, match="3 images have 4 labels"):
-        batches(torch.zeros(3, 1, 2, 2), torch.zeros(4), 2)

@@ -21,8 +21,8 @@ from makers import (
     write_images,
 )
 
-from lipcert.data import cifar10, load
-from lipcert.data.cifar10 import parse_binary_batch, parse_python_batch
+from lipcert.data import load
+from lipcert.data.sources.cifar10 import Cifar10, parse_binary_batch, parse_python_batch
 from lipcert.errors import DataError
 
 
@@ -201,7 +201,7 @@ def test_a_broken_image_is_named_and_nothing_is_cached(tmp_path: Path, cache: Pa
 
 
 def test_the_canonical_address() -> None:
-    (remote,) = cifar10.SOURCE.remotes
+    (remote,) = Cifar10.remotes
     assert remote.urls == ("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",)
 
 

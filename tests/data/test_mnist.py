@@ -12,8 +12,10 @@ import pytest
 import torch
 from makers import idx_bytes, write_mnist
 
-from lipcert.data import load, mnist
+from lipcert.data import load
 from lipcert.data.download import Remote
+from lipcert.data.sources import SOURCES
+from lipcert.data.sources.mnist import Mnist
 from lipcert.errors import DataError
 
 
@@ -95,11 +97,7 @@ def remotes(folder: Path) -> tuple[Remote, ...]:
 
 
 def serve(monkeypatch: pytest.MonkeyPatch, files: tuple[Remote, ...]) -> None:
-    from dataclasses import replace
-
-    from lipcert.data import loading
-
-    monkeypatch.setitem(loading.SOURCES, "mnist", replace(mnist.SOURCE, remotes=files))
+    monkeypatch.setattr(SOURCES["mnist"], "remotes", files)
 
 
 def test_download_into_the_cache_once(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,13 +131,13 @@ def test_nothing_found_says_what_to_put_where(tmp_path: Path, cache: Path) -> No
 
 
 def test_the_canonical_addresses() -> None:
-    assert [remote.file for remote in mnist.SOURCE.remotes] == [
+    assert [remote.file for remote in Mnist.remotes] == [
         "train-images-idx3-ubyte.gz",
         "train-labels-idx1-ubyte.gz",
         "t10k-images-idx3-ubyte.gz",
         "t10k-labels-idx1-ubyte.gz",
     ]
-    assert all(url.startswith("https://") for remote in mnist.SOURCE.remotes for url in remote.urls)
+    assert all(url.startswith("https://") for remote in Mnist.remotes for url in remote.urls)
 
 
 @pytest.mark.data

@@ -146,7 +146,7 @@ def test_certificates_cover_the_rounding_of_the_layers(kind, rescaling):
     x = torch.rand(200, *shape)
     certificates = certifier.certify(x)
     assert (certificates.radius > 0).any()
-    execution = certifier._pass.execute(x)
+    execution = certifier.error_pass.execute(x)
     exact = deepcopy(model).double()(x.double()).detach()
     prediction = execution.logits.argmax(1)
     errors = certifier.rounding.errors(execution, prediction)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -45,19 +45,23 @@ class Certificates(Shown):
         """Share of inputs that are classified correctly and certified at radius ε."""
         return float((self.correct & (self.radius >= epsilon)).double().mean())
 
+    def certified_accuracies(self, epsilons: Iterable[float]) -> list[float]:
+        """The certified accuracy at each of several radii."""
+        return [self.certified_accuracy(epsilon) for epsilon in epsilons]
+
     def __repr__(self) -> str:
         accuracy = f", clean accuracy {self.clean_accuracy:.2%}" if self.label is not None and len(self) else ""
         median = float(self.radius.median()) if len(self) else float("nan")
         return f"Certificates({len(self)} inputs, median radius {median:.4g}{accuracy}, {self.guarantee})"
 
 
-def concatenate(parts: Sequence[Certificates]) -> Certificates:
-    """The certificates of several batches as one."""
-    label = [part.label for part in parts if part.label is not None]
+def concatenate(batches: Sequence[Certificates]) -> Certificates:
+    """The certificates of several batches as one; labels only if all have them."""
+    labels = [batch.label for batch in batches if batch.label is not None]
     return Certificates(
-        torch.cat([part.prediction for part in parts]),
-        torch.cat([part.margin for part in parts]),
-        torch.cat([part.radius for part in parts]),
-        parts[0].guarantee,
-        torch.cat(label) if len(label) == len(parts) else None,
+        torch.cat([batch.prediction for batch in batches]),
+        torch.cat([batch.margin for batch in batches]),
+        torch.cat([batch.radius for batch in batches]),
+        batches[0].guarantee,
+        torch.cat(labels) if len(labels) == len(batches) else None,
     )

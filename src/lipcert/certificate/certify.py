@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence, Sized
+from math import ceil, inf
 
 import numpy as np
 import torch
@@ -14,17 +15,26 @@ from lipcert.bounds.fingerprint import check_finite
 from lipcert.bounds.methods import find_method
 from lipcert.bounds.targets import find_target
 from lipcert.certificate.certificates import Certificates, concatenate
-from lipcert.certificate.error_pass import ErrorPass, Execution, check_covered
+from lipcert.certificate.error_pass import ErrorPass, Execution
 from lipcert.certificate.propagation import rounding_model
+from lipcert.certificate.requirements import (
+    check_arithmetic,
+    check_covered,
+    check_finite_inputs,
+    check_input,
+    check_label_count,
+    check_labels,
+)
 from lipcert.certificate.stages import stage_bounds
-from lipcert.errors import LabelError, ModelError, NonFiniteError, OptionError, ShapeError
+from lipcert.errors import ModelError, NonFiniteError, OptionError, ShapeError
 from lipcert.network.build import normal_form, trace
 from lipcert.network.normal_form import Network
 from lipcert.norms.certified import Progress, no_progress
 from lipcert.rounding import denormals_kept
 
 _ROUND_DOWN = 1 - 2.0**-45
-_MKLDNN = ("conv", "matmul")  # parts of the CPU backend that can be told to use fewer bits
+
+Inputs = Tensor | Iterable[Tensor | Sequence[Tensor]]
 
 
 class Certifier:
@@ -41,7 +51,9 @@ class Certifier:
     @torch.inference_mode(False)
     @denormals_kept()
     def __init__(self, model: nn.Module | Network, bound: Bound) -> None:
-        traced = model if isinstance(model, Network) else trace(model, bound.facts.input_shape)
+        traced = model
+        if not isinstance(traced, Network):
+            traced = trace(traced, bound.facts.input_shape)
         check_arithmetic(traced.dtype, traced.device)
         check_finite(traced.program)
         bound.check_belongs(traced)
@@ -66,27 +78,28 @@ class Certifier:
                 "the constants of the rounding errors are not finite; the weights are too large or differ too much in "
                 "magnitude: scale them down"
             )
-        self._pass = ErrorPass(self.network, stages)
+        self.error_pass = ErrorPass(self.network, stages)
 
     def certify(self, x: Tensor, first: int = 0, label: Tensor | None = None) -> Certificates:
         """Certificates of one batch; `first` is the index of its first input, for messages."""
         check_arithmetic(self.network.dtype, self.network.device)
         check_input(x, self.network.input_shape, self.network.dtype)
-        _check_finite(x, first)
-        x = x.to(self.network.device)
-        # Convolutions are fastest in this memory format; the error analysis holds in any.
-        execution = self._pass.execute(x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x)
-        _check_execution(execution, first)
-        logits = execution.logits.double().cpu()
-        prediction = logits.argmax(1)
+        check_finite_inputs(x, first)
         if label is not None:
             check_labels(label, len(x), self.classes)
-        on_cpu = Execution(logits, execution.sites.cpu(), execution.output.cpu())
-        errors = self.rounding.errors(on_cpu, prediction)
+        x = x.to(self.network.device)
+        if x.dim() == 4:
+            # Convolutions are fastest in this memory format; the error analysis holds in any.
+            x = x.contiguous(memory_format=torch.channels_last)
+        execution = self.error_pass.execute(x).cpu()
+        _check_execution(execution, first)
+        logits = execution.logits.double()
+        prediction = logits.argmax(1)
+        errors = self.rounding.errors(execution, prediction)
         margins = logits.gather(1, prediction[:, None]) - logits  # (B, K)
-        radii = certified_radius(margins, errors, self.constants[prediction], prediction)
-        radii = radii.clamp(max=self.rounding.reach)
-        return Certificates(prediction, _smallest_other(margins, prediction), radii, self.bound.guarantee, label)
+        radius = certified_radius(margins, errors, self.constants[prediction], prediction)
+        radius = radius.clamp(max=self.rounding.reach)
+        return Certificates(prediction, _smallest_other(margins, prediction), radius, self.bound.guarantee, label)
 
 
 def certified_radius(margins: Tensor, errors: Tensor, constants: Tensor, prediction: Tensor) -> Tensor:
@@ -105,81 +118,18 @@ def _smallest_other(values: Tensor, prediction: Tensor) -> Tensor:
     return values.scatter(1, prediction[:, None], torch.inf).amin(1)
 
 
-def check_input(x: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Refuse inputs of another shape or type than the model's."""
-    if not isinstance(x, Tensor):
-        raise ShapeError(f"inputs are {type(x).__name__}, expected a tensor; torch.stack makes one of several images")
-    if tuple(x.shape[1:]) != shape:
-        hint = "; a single input needs a batch axis, x[None]" if tuple(x.shape) == shape else ""
-        raise ShapeError(f"inputs have shape {tuple(x.shape[1:])} each, the bound is for {shape}{hint}")
-    if x.dtype != dtype:
-        remedy = f"x.to({dtype})" + ("" if x.is_floating_point() else " / 255, if they are pixels")
-        raise ShapeError(f"inputs have dtype {x.dtype}, the model computes in {dtype}; use {remedy}")
-
-
-def _check_finite(x: Tensor, first: int) -> None:
-    bad = ~torch.isfinite(x.reshape(len(x), -1)).all(1)
-    if bool(bad.any()):
-        raise NonFiniteError(f"input {first + int(bad.nonzero()[0])} contains NaN or infinity")
-
-
 def _check_execution(execution: Execution, first: int) -> None:
-    finite = torch.isfinite(execution.logits).all(1).cpu()
+    finite = torch.isfinite(execution.logits).all(1)
     # An error bound is at least 2^-53 of the largest sum of absolute products in its stage.
-    finite &= (execution.sites < 1e20).all(1).cpu() & (execution.output < 1e20).all(1).cpu()
+    finite &= (execution.sites < 1e20).all(1) & (execution.output < 1e20).all(1)
     if not bool(finite.all()):
-        raise NonFiniteError(
-            f"the model overflows on input {first + int((~finite).nonzero()[0])}; nothing is certified"
-        )
-
-
-def check_labels(label: Tensor, count: int, classes: int) -> None:
-    """Refuse labels that are not one class per input."""
-    _check_count(label, count)
-    if label.is_floating_point() or (count and (int(label.min()) < 0 or int(label.max()) >= classes)):
-        raise LabelError(f"labels must be integers from 0 to {classes - 1}")
-
-
-def _check_count(label: Tensor, count: int) -> None:
-    if not isinstance(label, Tensor):
-        raise LabelError(f"labels are {type(label).__name__}, expected a tensor of integers; use torch.tensor(labels)")
-    if label.shape != (count,):
-        raise LabelError(f"labels have shape {tuple(label.shape)}, expected one per input, ({count},)")
-
-
-def check_arithmetic(dtype: torch.dtype, device: torch.device) -> None:
-    """Refuse arithmetic that the error analysis does not describe."""
-    if dtype not in (torch.float32, torch.float64):
-        raise OptionError(f"certificates cover models in float32 and float64, not {dtype}; convert the model")
-    switches = (torch.backends, torch.backends.mkldnn, *(getattr(torch.backends.mkldnn, n, None) for n in _MKLDNN))
-    reduced = any(getattr(switch, "fp32_precision", "none") not in ("none", "ieee") for switch in switches)
-    reduced = reduced or torch.get_float32_matmul_precision() != "highest"
-    if torch.is_autocast_enabled(device.type):
-        raise OptionError("autocast computes with fewer bits than the error analysis assumes; certify outside of it")
-    if device.type == "cuda":
-        reduced |= torch.backends.cudnn.allow_tf32
-    if device.type == "cpu" and dtype == torch.float32 and not _is_plain_convolution():
-        raise OptionError(
-            "with oneDNN switched off, torch computes convolutions by Winograd's algorithm, whose rounding errors are "
-            "not bounded; set torch.backends.mkldnn.enabled, or torch.backends.nnpack.set_flags(False)"
-        )
-    if dtype == torch.float32 and reduced:
-        raise OptionError(
-            "float32 products are allowed to use fewer bits; call torch.set_float32_matmul_precision('highest') "
-            "and, on a GPU, set torch.backends.cudnn.allow_tf32 = False"
-        )
-
-
-def _is_plain_convolution() -> bool:
-    """Whether float32 convolutions on the CPU are sums of products: NNPACK's are not, and step in without oneDNN."""
-    if torch._C._has_mkldnn and torch._C._get_mkldnn_enabled():
-        return True
-    return not torch._C._get_nnpack_enabled()
+        culprit = first + int((~finite).nonzero()[0])
+        raise NonFiniteError(f"the model overflows on input {culprit}; nothing is certified")
 
 
 def certify(
     model: nn.Module,
-    x: Tensor | Iterable[Tensor | Sequence[Tensor]],
+    x: Inputs,
     bound: Bound | None = None,
     *,
     labels: Tensor | None = None,
@@ -200,53 +150,56 @@ def certify(
         raise OptionError(f"batch_size is {batch_size}, expected 1 or more")
     if bound is not None and not isinstance(bound, Bound):
         raise OptionError(f"bound is {type(bound).__name__}, expected what lipcert.bound or Bound.load returns")
-    if isinstance(x, np.ndarray):
-        raise ShapeError("inputs are a numpy array, expected a tensor; use torch.from_numpy(x)")
-    if isinstance(x, Tensor):
-        shape = tuple(x.shape[1:])
-        batches = _split(x, labels, batch_size)
-        total: int | None = max(1, -(-len(x) // batch_size))
-    elif labels is not None:
-        raise OptionError("labels go with a tensor of inputs; let the loader give (inputs, labels) instead")
-    else:
-        batches, total = _pairs(x), len(x) if isinstance(x, Sized) else None
-        shape = bound.facts.input_shape if bound is not None else ()
-    parts: list[Certificates] = []
+    total = _batch_count(x, batch_size)
     certifier: Certifier | None = None
+    certificates: list[Certificates] = []
     done = 0
-    for index, (inputs, label) in enumerate(batches):
+    for inputs, label in _batches(x, labels, batch_size):
         if certifier is None:
-            shape = shape or tuple(inputs.shape[1:])
-            certifier = _certifier(model, shape, bound, progress)
-        parts.append(certifier.certify(inputs, done, label))
+            certifier = _certifier(model, inputs, bound, progress)
+        certificates.append(certifier.certify(inputs, done, label))
         done += len(inputs)
-        progress("certifying", (index + 1) / total if total else 0.0)
-    if not parts:
+        progress("certifying", len(certificates) / total)
+    if not certificates:
         raise OptionError("there are no inputs to certify")
-    return concatenate(parts)
+    return concatenate(certificates)
 
 
-def _certifier(model: nn.Module, shape: tuple[int, ...], bound: Bound | None, progress: Progress) -> Certifier:
+def _certifier(model: nn.Module, inputs: Tensor, bound: Bound | None, progress: Progress) -> Certifier:
     """The model is captured once, for its bound and for certifying."""
     if bound is not None:
         return Certifier(model, bound)
-    network = trace(model, shape)
+    network = trace(model, tuple(inputs.shape[1:]))
     method, target = find_method("liplt"), find_target("pairwise")
     return Certifier(network, bound_network(network, method, [target], progress=progress)[target.name])
 
 
-def _split(x: Tensor, labels: Tensor | None, size: int) -> Iterator[tuple[Tensor, Tensor | None]]:
+def _batch_count(x: Inputs, size: int) -> float:
+    """How many batches there will be; infinite if a loader does not tell."""
+    if isinstance(x, Tensor):
+        return max(1, ceil(len(x) / size))
+    if isinstance(x, Sized):
+        return max(1, len(x))
+    return inf
+
+
+def _batches(x: Inputs, labels: Tensor | None, size: int) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Inputs and their labels, if there are any, from a tensor or from a loader."""
+    if isinstance(x, np.ndarray):
+        raise ShapeError("inputs are a numpy array, expected a tensor; use torch.from_numpy(x)")
+    if isinstance(x, Tensor):
+        if labels is not None:
+            check_label_count(labels, len(x))
+        for first in range(0, len(x), size):
+            batch = slice(first, first + size)
+            yield x[batch], None if labels is None else labels[batch]
+        return
     if labels is not None:
-        _check_count(labels, len(x))
-    for first in range(0, len(x), size):
-        yield x[first : first + size], labels[first : first + size] if labels is not None else None
-
-
-def _pairs(batches: Iterable[Tensor | Sequence[Tensor]]) -> Iterator[tuple[Tensor, Tensor | None]]:
-    for batch in batches:
-        if isinstance(batch, Tensor):
-            yield batch, None
-        elif isinstance(batch, list | tuple) and len(batch) == 2:
-            yield batch[0], batch[1]
+        raise OptionError("labels go with a tensor of inputs; let the loader give (inputs, labels) instead")
+    for given in x:
+        if isinstance(given, Tensor):
+            yield given, None
+        elif isinstance(given, list | tuple) and len(given) == 2:
+            yield given[0], given[1]
         else:
-            raise ShapeError(f"the loader gives {type(batch).__name__}, expected inputs or (inputs, labels)")
+            raise ShapeError(f"the loader gives {type(given).__name__}, expected inputs or (inputs, labels)")

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from lipcert.bounds.bound import Bound
-from lipcert.certificate.certify import Certifier, certified_radius, check_arithmetic, check_input
+from lipcert.certificate.certify import Certifier, certified_radius
+from lipcert.certificate.requirements import check_arithmetic, check_input
 from lipcert.network.normal_form import Network
 
 
@@ -32,11 +33,14 @@ class CertifiedClassifier(nn.Module):
         network = certifier.network
         zero = torch.zeros(1, *bound.facts.input_shape, dtype=network.dtype, device=network.device)
         with torch.no_grad():
-            errors = certifier.rounding.errors_from(certifier._pass.execute(zero))
-        self._bound, self._dtype, self._reach = bound, network.dtype, certifier.rounding.reach
+            errors = certifier.rounding.errors_from(certifier.error_pass.execute(zero))
+        self._bound = bound
+        self._dtype = network.dtype
+        self._reach = certifier.rounding.reach
         # In tuples, not as parts of the module: a state dict could replace them, or a conversion make them too small.
         self._program = (network.program.module(),)
-        self._numbers = tuple(t.to(network.device) for t in (certifier.constants, errors, certifier.rounding.growth))
+        numbers = (certifier.constants, errors, certifier.rounding.growth)
+        self._numbers = tuple(number.to(network.device) for number in numbers)
 
     @property
     def guarantee(self) -> str:

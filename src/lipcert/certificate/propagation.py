@@ -48,40 +48,44 @@ class RoundingModel:
         """(B, K): bound on the errors of z_y − z_i at the input and at any point near it together."""
         spread = execution.sites @ self.amplify.T  # (B, n)
         travelled = torch.einsum("bk,bki->bi", spread, self.tails.transpose(0, 1)[predictions])
-        own = execution.output.gather(1, predictions[:, None]) + execution.output
-        return (2 * own + travelled) * (1 + 1e-9)
+        last = execution.output.gather(1, predictions[:, None]) + execution.output
+        return (2 * last + travelled) * (1 + 1e-9)
 
     def errors_from(self, reference: Execution) -> Tensor:
         """(K, K): bound on the errors of z_a − z_b at the reference input; at distance r add r·growth."""
         at_sites = (reference.sites @ self.ball.T)[0]
         travelled = torch.einsum("k,kab->ab", at_sites, self.tails)
-        own = _pairs(reference.output[0])
-        return (own + travelled + _pairs(self.last_stage @ reference.sites[0])) * (1 + 1e-9)
+        last = _pairs(reference.output[0])
+        return (last + travelled + _pairs(self.last_stage @ reference.sites[0])) * (1 + 1e-9)
 
 
 def rounding_model(network: Network, exact: Network, stages: Stages, bound: Bound) -> RoundingModel:
     """The constants for `network` as executed in its dtype; `exact` is its float64 copy."""
     n, classes = network.depth, network.classes
-    slopes = [site.slope for site in exact.sites[1:-1] if site.slope is not None]
-    lipschitz = torch.tensor([1.0, *(float(slope.lipschitz()) for slope in slopes)], dtype=torch.float64)
-    ulps = [slope.roundings(max(exact.in_size(k), exact.out_size(k))) for k, slope in enumerate(slopes, start=1)]
-    own = 2 * gamma(1, network.dtype) * torch.tensor(ulps, dtype=torch.float64)
+    lipschitz = torch.ones(n + 1, dtype=torch.float64)  # Lip_k, sites 0..n
+    ulps = torch.zeros(n, dtype=torch.float64)
+    for k, site in enumerate(exact.sites[1:-1], start=1):
+        if site.slope is not None:
+            lipschitz[k] = float(site.slope.lipschitz())
+            ulps[k - 1] = site.slope.roundings(max(exact.in_size(k), exact.out_size(k)))
+    made = 2 * gamma(1, network.dtype) * ulps  # relative to the values, by the nonlinearity itself
     between = bound.between.cpu()  # (n+1, n+1)
     to_output = lipschitz[:, None] * between + torch.eye(n + 1, dtype=torch.float64)  # Λ_il, sites 0..n
     stage = stages.errors  # q_ki, sites k = 1..n, i = 0..n
     grown = to_output[:, 0]  # U_i
     reach = 1e36 / max(1.0, float((stages.norms @ grown).max()))
     slope = lipschitz[1:, None]
-    grow = (slope * (stage @ grown[:, None]))[:, 0] + 2 * own * grown[1:]
-    second = slope * (stage @ to_output[:, 1:]) + 2 * own[:, None] * to_output[1:, 1:]
-    second = torch.tril(second) * 1.01
+    g = (slope * (stage @ grown[:, None]))[:, 0] + 2 * made * grown[1:]
+    s = slope * (stage @ to_output[:, 1:]) + 2 * made[:, None] * to_output[1:, 1:]
+    s = torch.tril(s) * 1.01
     identity = torch.eye(n, dtype=torch.float64)
-    solve = torch.linalg.inv(identity - second).clamp(min=0) if n else identity
-    ball = solve @ (identity + second) * (1 + 1e-4)
-    spread = solve @ grow * (1 + 1e-4)
+    inverse = torch.linalg.inv(identity - s).clamp(min=0)
+    ball = inverse @ (identity + s) * (1 + 1e-4)
+    spread = inverse @ g * (1 + 1e-4)
     last_stage = stages.logits @ to_output[:, 1:]
-    tails = torch.stack([pairwise_upper(tail, bound.target, classes) for tail in bound.tails[1:].cpu()]) if n else None
-    tails = tails if tails is not None else torch.zeros(0, classes, classes, dtype=torch.float64)
+    tails = torch.zeros(n, classes, classes, dtype=torch.float64)
+    for k in range(n):
+        tails[k] = pairwise_upper(bound.tails[k + 1].cpu(), bound.target, classes)
     tails = tails + last_stage.T[:, :, None] + last_stage.T[:, None, :]
     growth = torch.einsum("k,kab->ab", spread, tails) + _pairs(stages.logits @ grown)
     return RoundingModel(tails, last_stage, identity + ball, ball, growth * (1 + 1e-9), reach)

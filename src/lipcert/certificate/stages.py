@@ -87,7 +87,9 @@ def stage_bounds(network: Network, exact: Network) -> Stages:
     maps, grown, norms = torch.zeros(3, len(exact.nodes), exact.depth + 1, dtype=torch.float64)
     for v, node in enumerate(exact.nodes):
         roundings = network.nodes[v].roundings
-        roundoff = gamma(roundings + 1, network.dtype) if roundings else 0.0
+        roundoff = 0.0
+        if roundings:
+            roundoff = gamma(roundings + 1, network.dtype)
         carried, sums, flushed = [], [], []
         if v in exact.site_of_output:
             maps[v, exact.site_of_output[v]] = 1.0
@@ -105,8 +107,8 @@ def stage_bounds(network: Network, exact: Network) -> Stages:
             grown[v] += carried[-1] * grown[u] + (roundoff * mu + small) * maps[u]
         measured = before[v] and any(op.weighted for _, op in users[v])
         lost = _lost(node, roundings, network.dtype)
-        facts = (tuple(carried), tuple(sums), tuple(flushed), _offset_norm(node), roundoff, lost)
-        nodes.append(NodeBounds(*facts, v in coarse, measured))
+        edge_numbers = (tuple(carried), tuple(sums), tuple(flushed))
+        nodes.append(NodeBounds(*edge_numbers, _offset_norm(node), roundoff, lost, v in coarse, measured))
     return _collect(exact, nodes, maps, grown, norms)
 
 
@@ -115,15 +117,16 @@ def _collect(exact: Network, nodes: list[NodeBounds], maps: Tensor, grown: Tenso
     like = torch.zeros((), dtype=torch.float64, device=exact.device)
     last = exact.sites[-1].source
     roundoff = nodes[last].roundoff
-    rows = [_row_norms(edge.op, like) for edge in exact.nodes[last].edges]
+    factors = []
     logits = torch.zeros(exact.classes, exact.depth + 1, dtype=torch.float64)
-    for edge, row, small in zip(exact.nodes[last].edges, rows, nodes[last].flushed, strict=True):
+    for edge, small in zip(exact.nodes[last].edges, nodes[last].flushed, strict=True):
+        row = _row_norms(edge.op, like)
+        factors.append(row * (1 + 2 * roundoff) + 2 * small)
         logits += row[:, None] * ((1 + 2 * roundoff) * grown[edge.source] + roundoff * maps[edge.source])
         logits += small * (2 * grown[edge.source] + maps[edge.source])
     errors = grown[[site.source for site in exact.sites[1:-1]]]
     rounded = 1 + 1e-6  # the sums above
-    factors = tuple(row * (1 + 2 * roundoff) + 2 * small for row, small in zip(rows, nodes[last].flushed, strict=True))
-    return Stages(tuple(nodes), factors, errors * rounded, logits * rounded, norms * rounded)
+    return Stages(tuple(nodes), tuple(factors), errors * rounded, logits * rounded, norms * rounded)
 
 
 def _flushed(op: LinearOp, dtype: torch.dtype) -> float:
@@ -172,18 +175,18 @@ def _users(network: Network) -> Users:
 
 def _weighted_before(network: Network) -> list[bool]:
     """Whether a path of the stage leads through a weighted operation to each node."""
-    found: list[bool] = []
+    weighted: list[bool] = []
     for node in network.nodes:
-        found.append(any(edge.op.weighted or found[edge.source] for edge in node.edges))
-    return found
+        weighted.append(any(edge.op.weighted or weighted[edge.source] for edge in node.edges))
+    return weighted
 
 
 def _weighted_after(network: Network, users: Users) -> list[bool]:
     """Whether a path of the stage leads from each node through a weighted operation."""
-    found = [False] * len(network.nodes)
+    weighted = [False] * len(network.nodes)
     for v in reversed(range(len(network.nodes))):
-        found[v] = any(op.weighted or found[w] for w, op in users[v])
-    return found
+        weighted[v] = any(op.weighted or weighted[w] for w, op in users[v])
+    return weighted
 
 
 def _coarse_nodes(network: Network, users: Users) -> set[int]:

@@ -42,34 +42,39 @@ def certify_to_csv(
     It is written beside the file with a checksum of the rows, after every batch. A file of another origin is refused,
     and so is one whose rows were changed. `inspect` sees every new batch before its rows are written.
     """
-    path, fingerprint = Path(path), certifier.bound.facts.fingerprint
+    path = Path(path)
+    fingerprint = certifier.bound.facts.fingerprint
     covered = _begin(path, fingerprint, origin)
-    rows, digest = _parse(covered, path), hashlib.sha256(covered)
+    rows = _parse(covered, path)
+    digest = hashlib.sha256(covered)
     if len(rows) > count:
         raise ResumeError(f"{path} holds {len(rows)} certificates, more than {count}; choose another folder")
-    parts = [_from_rows(rows, certifier.bound.guarantee)] if rows else []
+    batches = [_from_rows(rows, certifier.bound.guarantee)]
     with path.open("ab") as file:
         for first in range(len(rows), count, batch_size):
             last = min(count, first + batch_size)
             x, label = batch(first, last)
-            part = certifier.certify(x, first, label)
-            inspect(first, x, part)
-            written = _to_rows(first, label, part)
+            certificates = certifier.certify(x, first, label)
+            inspect(first, x, certificates)
+            written = _to_rows(first, label, certificates)
             file.write(written)
             file.flush()
             os.fsync(file.fileno())
             digest.update(written)
-            _write_mark(path, fingerprint, origin, last, digest.hexdigest())
-            parts.append(part)
+            _write_origin(path, fingerprint, origin, last, digest.hexdigest())
+            batches.append(certificates)
             progress("certifying", last / count)
-    return concatenate(parts)
+    return concatenate(batches)
 
 
 def read_certificates(path: str | Path, guarantee: str = "") -> Certificates:
     """The certificates in a CSV file; if there is a checksum beside it, those that it covers."""
     path = Path(path)
-    mark = _read_mark(path)
-    content = _covered(path, mark) if "sha256" in mark else path.read_bytes()
+    recorded = _read_origin(path)
+    if "sha256" in recorded:
+        content = _covered(path, recorded)
+    else:
+        content = path.read_bytes()
     return _from_rows(_parse(content, path), guarantee)
 
 
@@ -77,78 +82,72 @@ def check_continues(path: Path, fingerprint: str, origin: str) -> None:
     """Refuse a file of certificates that are not of these weights and this origin, or that were changed."""
     if not path.exists():
         return
-    mark = _read_mark(path)
-    if not mark:
-        raise ResumeError(
-            f"{path} exists, but not {_mark_path(path).name} that says what it holds; remove it or choose another "
-            "folder"
-        )
-    if (mark.get("fingerprint"), mark.get("origin")) != (fingerprint, origin):
-        raise ResumeError(
-            f"{path} holds certificates of other weights or data, or by another method; remove it or choose another "
-            "folder"
-        )
-    if "sha256" not in mark:
-        raise ResumeError(
-            f"{path} was written by an earlier version of lipcert, without a checksum of its rows; remove it or choose "
-            "another folder"
-        )
-    _covered(path, mark)
+    recorded = _read_origin(path)
+    reason = ""
+    if not recorded:
+        reason = f"exists, but not {_origin_path(path).name} that says what it holds"
+    elif (recorded.get("fingerprint"), recorded.get("origin")) != (fingerprint, origin):
+        reason = "holds certificates of other weights or data, or by another method"
+    elif "sha256" not in recorded:
+        reason = "was written by an earlier version of lipcert, without a checksum of its rows"
+    if reason:
+        raise ResumeError(f"{path} {reason}; remove it or choose another folder")
+    _covered(path, recorded)
 
 
 def _begin(path: Path, fingerprint: str, origin: str) -> bytes:
     """What a file to be continued holds, up to where its checksum reaches; the rest is cut off. A new one is made."""
     check_continues(path, fingerprint, origin)
     if path.exists():
-        covered = _covered(path, _read_mark(path))
+        covered = _covered(path, _read_origin(path))
         os.truncate(path, len(covered))
         return covered
     header = (",".join(HEADER) + "\n").encode()
-    _write_mark(path, fingerprint, origin, 0, hashlib.sha256(header).hexdigest())
+    _write_origin(path, fingerprint, origin, 0, hashlib.sha256(header).hexdigest())
     with replace_file(path) as temporary:
         temporary.write_bytes(header)
     return header
 
 
-def _covered(path: Path, mark: dict[str, Any]) -> bytes:
+def _covered(path: Path, recorded: dict[str, Any]) -> bytes:
     """The header and the rows that the checksum covers. It finds changes, but stops nobody who computes it anew."""
     lines = path.read_bytes().splitlines(keepends=True)
-    covered = b"".join(lines[: 1 + mark["rows"]])
-    if hashlib.sha256(covered).hexdigest() != mark["sha256"]:
+    covered = b"".join(lines[: 1 + recorded["rows"]])
+    if hashlib.sha256(covered).hexdigest() != recorded["sha256"]:
         raise ResumeError(
-            f"{path} was edited or is damaged: its first {mark['rows']} rows do not have the checksum in "
-            f"{_mark_path(path).name}; remove it and certify again"
+            f"{path} was edited or is damaged: its first {recorded['rows']} rows do not have the checksum in "
+            f"{_origin_path(path).name}; remove it and certify again"
         )
     return covered
 
 
-def _mark_path(path: Path) -> Path:
+def _origin_path(path: Path) -> Path:
     return path.with_suffix(".origin.json")
 
 
-def _write_mark(path: Path, fingerprint: str, origin: str, rows: int, sha256: str) -> None:
+def _write_origin(path: Path, fingerprint: str, origin: str, rows: int, sha256: str) -> None:
     """Write beside a file what its first rows depend on, and the checksum of the file up to their end."""
-    mark = {"fingerprint": fingerprint, "origin": origin, "rows": rows, "sha256": sha256}
-    with replace_file(_mark_path(path)) as temporary:
-        temporary.write_text(json.dumps(mark) + "\n")
+    recorded = {"fingerprint": fingerprint, "origin": origin, "rows": rows, "sha256": sha256}
+    with replace_file(_origin_path(path)) as temporary:
+        temporary.write_text(json.dumps(recorded) + "\n")
 
 
-def _read_mark(path: Path) -> dict[str, Any]:
+def _read_origin(path: Path) -> dict[str, Any]:
     """What is written beside a file; empty if there is nothing."""
-    if not _mark_path(path).exists():
+    if not _origin_path(path).exists():
         return {}
     try:
-        mark = json.loads(_mark_path(path).read_text())
+        recorded = json.loads(_origin_path(path).read_text())
     except ValueError:
-        mark = None
-    if not isinstance(mark, dict) or ("sha256" in mark and not isinstance(mark.get("rows"), int)):
-        raise ResumeError(f"{_mark_path(path)} is damaged; remove it and {path.name} and certify again")
-    return mark
+        recorded = None
+    if not isinstance(recorded, dict) or ("sha256" in recorded and not isinstance(recorded.get("rows"), int)):
+        raise ResumeError(f"{_origin_path(path)} is damaged; remove it and {path.name} and certify again")
+    return recorded
 
 
 def _parse(content: bytes, path: Path) -> list[list[str]]:
-    header, *rows = list(csv.reader(content.decode(errors="replace").splitlines())) or [[]]
-    if tuple(header) != HEADER or not all(_is_row(row, k) for k, row in enumerate(rows)):
+    header, *rows = [*csv.reader(content.decode(errors="replace").splitlines())] or [[]]
+    if tuple(header) != HEADER or not all(map(_is_row, rows, range(len(rows)))):
         raise ResumeError(
             f"{path} is damaged: expected the columns {', '.join(HEADER)}, rows 0, 1, 2, …, classes from 0 on, and "
             "finite margins and radii that are not negative; remove it and certify again"
@@ -158,22 +157,25 @@ def _parse(content: bytes, path: Path) -> list[list[str]]:
 
 def _is_row(row: list[str], index: int) -> bool:
     try:
-        place, label, prediction = (int(value) for value in row[:3])
-        margin, radius = (float(value) for value in row[3:])
+        place, label, prediction = map(int, row[:3])
+        margin, radius = map(float, row[3:])
     except ValueError:
         return False
-    classes = min(label, prediction) >= 0 and max(label, prediction) < 2**63
-    return place == index and classes and all(isfinite(value) and value >= 0 for value in (margin, radius))
+    if place != index or min(label, prediction) < 0 or max(label, prediction) >= 2**63:
+        return False
+    return isfinite(margin) and isfinite(radius) and min(margin, radius) >= 0
 
 
-def _to_rows(first: int, label: Tensor, part: Certificates) -> bytes:
-    columns = (label.tolist(), part.prediction.tolist(), part.margin.tolist(), part.radius.tolist())
-    rows = enumerate(zip(*columns, strict=True), start=first)
-    return "".join(f"{index},{','.join(map(repr, row))}\n" for index, row in rows).encode()
+def _to_rows(first: int, label: Tensor, certificates: Certificates) -> bytes:
+    text = ""
+    prediction, margin, radius = certificates.prediction, certificates.margin, certificates.radius
+    for k in range(len(certificates)):
+        text += f"{first + k},{int(label[k])},{int(prediction[k])},{float(margin[k])!r},{float(radius[k])!r}\n"
+    return text.encode()
 
 
 def _from_rows(rows: list[list[str]], guarantee: str) -> Certificates:
     columns = list(zip(*rows, strict=True)) or [()] * len(HEADER)
-    label, prediction = (torch.tensor([int(v) for v in columns[k]], dtype=torch.long) for k in (1, 2))
-    margin, radius = (torch.tensor([float(v) for v in columns[k]], dtype=torch.float64) for k in (3, 4))
+    label, prediction = torch.tensor([[*map(int, columns[1])], [*map(int, columns[2])]], dtype=torch.long)
+    margin, radius = torch.tensor([[*map(float, columns[3])], [*map(float, columns[4])]], dtype=torch.float64)
     return Certificates(prediction, margin, radius, guarantee, label)

@@ -1,19 +1,20 @@
 """Data sets in memory, with pixels in [0, 1]: loading, batches, augmentation."""
 
-from lipcert.data.augment import Augmentation, augmentation
-from lipcert.data.batching import batch_indices, batches
+from lipcert.data.augment import Augmentation
+from lipcert.data.batching import batch_indices
 from lipcert.data.dataset import Dataset, Split
 from lipcert.data.decoded import cache_dir
-from lipcert.data.loading import NAMES, load
+from lipcert.data.lookup import NAMES, load
+from lipcert.data.sources import Source, register_source
 
 __all__ = [
     "NAMES",
     "Augmentation",
     "Dataset",
+    "Source",
     "Split",
-    "augmentation",
     "batch_indices",
-    "batches",
     "cache_dir",
     "load",
+    "register_source",
 ]

@@ -7,28 +7,44 @@ from math import isfinite
 import torch
 from torch import Tensor, nn
 
-from lipcert.errors import OptionError, ShapeError, check_choice
-
-INTERPOLATIONS = ("nearest", "bilinear")
+from lipcert.errors import OptionError, ShapeError
 
 
 class Augmentation(nn.Module):
-    """Moves every image of a batch at random, always, in training and eval mode; what comes in from outside is black.
+    """The paper's augmentation (d, t): rotation by up to ±degrees and translation by up to ±translate of each side.
 
+    Every image of a batch is moved at random, always, in training and eval mode; what comes in from outside is black.
     Pixels stay in [0, 1]. The random numbers are drawn on the CPU: from the given generator or, without one, from
     torch's own, so that the result depends on the seed and not on the device.
+
+    Args:
+        degrees: 0 to 180.
+        translate: 0 to 1, a ratio of width and height.
+        flip: whether to mirror half of the images; the paper does not.
     """
 
-    def __init__(self, degrees: float, translate: float, flip: bool, interpolation: str) -> None:
+    def __init__(self, degrees: float, translate: float, flip: bool = False) -> None:
         super().__init__()
         if not (isfinite(degrees) and 0 <= degrees <= 180):
             raise OptionError(f"degrees is {degrees}, expected a number from 0 to 180")
         if not 0 <= translate <= 1:
             raise OptionError(f"translate is {translate}, expected a ratio from 0 to 1")
-        check_choice("interpolation", interpolation, INTERPOLATIONS)
-        self.degrees, self.translate, self.flip, self.interpolation = degrees, translate, flip, interpolation
+        self.degrees, self.translate, self.flip = degrees, translate, flip
         # In a tuple, so that moving this module to a device does not move the random numbers there.
-        self._steps = tuple(_steps(degrees, translate, flip, interpolation))
+        self._steps = tuple(self._make_steps())
+
+    def _make_steps(self) -> list[nn.Module]:
+        steps: list[nn.Module] = []
+        if not (self.degrees or self.translate or self.flip):
+            return steps
+        from kornia.augmentation import RandomAffine, RandomHorizontalFlip  # takes a while to import
+
+        if self.degrees or self.translate:
+            shift = (self.translate, self.translate)
+            steps.append(RandomAffine(self.degrees, shift, resample="NEAREST", p=1.0))
+        if self.flip:
+            steps.append(RandomHorizontalFlip(p=0.5))
+        return steps
 
     def forward(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """The moved images, (B, C, H, W) as they came."""
@@ -43,41 +59,11 @@ class Augmentation(nn.Module):
             torch.default_generator.manual_seed(seed)
             return self._move(images)
 
+    @torch.no_grad()
     def _move(self, images: Tensor) -> Tensor:
-        with torch.no_grad():
-            for step in self._steps:
-                images = step(images)
+        for step in self._steps:
+            images = step(images)
         return images
 
     def extra_repr(self) -> str:
-        return (
-            f"degrees={self.degrees}, translate={self.translate}, flip={self.flip}, "
-            f"interpolation={self.interpolation!r}"
-        )
-
-
-def augmentation(
-    degrees: float, translate: float, flip: bool = False, *, interpolation: str = "nearest"
-) -> Augmentation:
-    """The paper's augmentation (d, t): rotation by up to ±degrees and translation by up to ±translate of each side.
-
-    Args:
-        degrees: 0 to 180.
-        translate: 0 to 1, a ratio of width and height.
-        flip: whether to mirror half of the images; the paper does not.
-        interpolation: "nearest", the default of the RandomAffine that the paper uses, or "bilinear", which blurs.
-    """
-    return Augmentation(degrees, translate, flip, interpolation)
-
-
-def _steps(degrees: float, translate: float, flip: bool, interpolation: str) -> list[nn.Module]:
-    if not (degrees or translate or flip):
-        return []
-    from kornia.augmentation import RandomAffine, RandomHorizontalFlip  # takes a while to import
-
-    steps: list[nn.Module] = []
-    if degrees or translate:
-        steps.append(RandomAffine(degrees, (translate, translate), resample=interpolation.upper(), p=1.0))
-    if flip:
-        steps.append(RandomHorizontalFlip(p=0.5))
-    return steps
+        return f"degrees={self.degrees}, translate={self.translate}, flip={self.flip}"

@@ -47,8 +47,9 @@ class Split:
 
     def pixels(self, index: Tensor | slice | None = None) -> Tensor:
         """Pixels in [0, 1] of the images at the index, or of all."""
-        images = self.images if index is None else self.images[index]
-        return images.to(self.dtype) / self.maximum
+        if index is None:
+            index = slice(None)
+        return self.images[index].to(self.dtype) / self.maximum
 
     def take(self, index: Tensor | slice) -> Split:
         """The images and labels at the index, as a split of their own."""
@@ -74,11 +75,10 @@ class Dataset:
 
     def __post_init__(self) -> None:
         for name, split in self.splits.items():
-            low, high = (int(value) for value in split.labels.aminmax())
-            if low < 0 or high >= len(self.class_names):
-                culprit = low if low < 0 else high
+            outside = split.labels[(split.labels < 0) | (split.labels >= self.classes)]
+            if len(outside):
                 raise DataError(
-                    f"{self.title}: a label of the {name} split is {culprit}, expected 0 to {len(self.class_names) - 1}"
+                    f"{self.title}: a label of the {name} split is {int(outside[0])}, expected 0 to {self.classes - 1}"
                 )
 
     def in_dtype(self, dtype: torch.dtype) -> Dataset:
@@ -89,7 +89,9 @@ class Dataset:
     def splits(self) -> dict[str, Split]:
         """The splits by name: train, test and, if there is one, validation."""
         splits = {"train": self.train, "test": self.test}
-        return splits if self.validation is None else {**splits, "validation": self.validation}
+        if self.validation is not None:
+            splits["validation"] = self.validation
+        return splits
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
@@ -130,14 +132,17 @@ def split_by_seed(split: Split, seed: int, test_fraction: float = TEST_FRACTION)
         raise OptionError(f"seed is {seed}, expected 0 or more")
     generator = np.random.default_rng(seed)
     labels = split.labels.numpy()
-    train: list[NDArray[np.int64]] = []
-    test: list[NDArray[np.int64]] = []
+    for_testing = np.zeros(len(labels), bool)
     for label in np.unique(labels):
         members = generator.permutation(np.flatnonzero(labels == label))
         if len(members) < 2:
             raise DataError(f"class {label} has a single image; a split into train and test needs two or more")
         count = min(max(round(test_fraction * len(members)), 1), len(members) - 1)
-        test.append(members[:count])
-        train.append(members[count:])
-    first, second = (torch.from_numpy(np.sort(np.concatenate(part))) for part in (train, test))
-    return split.take(first), split.take(second)
+        for_testing[members[:count]] = True
+    mask = torch.from_numpy(for_testing)
+    return split.take(~mask), split.take(mask)
+
+
+def split_note(seed: int, train: Split, test: Split) -> str:
+    """How `split_by_seed` has split, in words."""
+    return f"split by seed {seed} into {len(train):,} to train on and {len(test):,} to test on"

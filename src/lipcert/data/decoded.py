@@ -12,8 +12,8 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from lipcert.data.archives import fingerprint
 from lipcert.data.dataset import Split, content_checksum
-from lipcert.data.files import fingerprint
 from lipcert.errors import DataError
 from lipcert.files import replace_file
 
@@ -32,8 +32,8 @@ class Decoded:
 
 def cache_dir() -> Path:
     """The folder of downloaded and decoded data: LIPCERT_CACHE, or ~/.cache/lipcert."""
-    configured = os.environ.get("LIPCERT_CACHE")
-    return Path(configured).expanduser() if configured else Path.home() / ".cache" / "lipcert"
+    configured = os.environ.get("LIPCERT_CACHE") or "~/.cache/lipcert"
+    return Path(configured).expanduser()
 
 
 def cached(source: Path, label: str, decode: Callable[[], Decoded]) -> Decoded:
@@ -56,7 +56,8 @@ def cached(source: Path, label: str, decode: Callable[[], Decoded]) -> Decoded:
 def _write(decoded: Decoded, path: Path) -> None:
     tensors = {}
     for name, split in decoded.splits.items():
-        tensors[f"{name}.images"], tensors[f"{name}.labels"] = split.images, split.labels
+        tensors[f"{name}.images"] = split.images
+        tensors[f"{name}.labels"] = split.labels
     metadata = {
         "splits": json.dumps(list(decoded.splits)),
         "class_names": json.dumps(decoded.class_names),
@@ -73,10 +74,9 @@ def _read(path: Path) -> Decoded | None:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata()
-            splits = {
-                name: Split(file.get_tensor(f"{name}.images"), file.get_tensor(f"{name}.labels"))
-                for name in json.loads(metadata["splits"])
-            }
+            splits = {}
+            for name in json.loads(metadata["splits"]):
+                splits[name] = Split(file.get_tensor(f"{name}.images"), file.get_tensor(f"{name}.labels"))
         if content_checksum(splits) == metadata["checksum"]:
             return Decoded(splits, tuple(json.loads(metadata["class_names"])), tuple(json.loads(metadata["formats"])))
     except (OSError, SafetensorError, DataError, KeyError, ValueError, TypeError) as error:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 
+from lipcert.data.archives import file_digest
 from lipcert.errors import DataError
 from lipcert.files import replace_file
 
@@ -29,7 +30,7 @@ class Remote:
 def fetch(remote: Remote, folder: Path) -> Path:
     """The path of the file in the folder, downloaded unless it is there already with the right checksum."""
     target = folder / remote.file
-    if target.is_file() and _digest(target) == remote.sha256:
+    if target.is_file() and file_digest(target) == remote.sha256:
         return target
     failures = []
     for url in remote.urls:
@@ -51,8 +52,3 @@ def _fetch_from(url: str, remote: Remote, target: Path) -> Path:
         if digest.hexdigest() != remote.sha256:
             raise DataError(f"its SHA-256 is {digest.hexdigest()}, expected {remote.sha256}")
     return target
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from lipcert.data.files import read_files
+from lipcert.data.archives import read_files
+from lipcert.data.dataset import Split, split_from_arrays
 from lipcert.errors import DataError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
@@ -26,13 +27,17 @@ class DecodedImage:
     format: str
 
 
+Labelled = tuple[int, DecodedImage]
+"""A label and its image."""
+
+
 def is_image_name(path: str) -> bool:
     """Whether the path ends like an image file's."""
     return path.lower().endswith(SUFFIXES)
 
 
-def decode_image(source: Path, path: str, content: bytes, *, colour: bool | None = None) -> DecodedImage:
-    """The pixels of an image file in colour, in grey, or as it is (None); a DataError naming it if it is no image.
+def decode_image(source: Path, path: str, content: bytes, *, colour: bool = False) -> DecodedImage:
+    """The pixels of an image file as it is, or in colour; a DataError naming it if it is no image.
 
     `source` is the folder or archive it was read from. Transparency is dropped. More than 8 bits per channel would
     be cut off: refused.
@@ -41,41 +46,58 @@ def decode_image(source: Path, path: str, content: bytes, *, colour: bool | None
         with Image.open(io.BytesIO(content)) as image:
             if image.mode.startswith(("I", "F")):
                 raise DataError(f"{source}: {path} has pixels of mode {image.mode}, expected 8 bits; convert it")
-            grey = image.mode in ("1", "L", "LA") if colour is None else not colour
-            pixels = np.asarray(image.convert("L" if grey else "RGB"))
-            kind = image.format or "unknown"
+            format_name = image.format or "unknown"
+            if image.mode in ("1", "L", "LA") and not colour:
+                pixels = np.asarray(image.convert("L"))[None]
+            else:
+                pixels = np.moveaxis(np.asarray(image.convert("RGB")), 2, 0)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(f"{source}: {path} is truncated or not an image; replace or remove it") from error
-    return DecodedImage(path, pixels[None] if grey else np.moveaxis(pixels, 2, 0), kind)
+    return DecodedImage(path, pixels, format_name)
 
 
 def decode_images(
-    source: Path, *, under: Sequence[str] = ("",), colour: bool | None = None
+    source: Path, *, under: Sequence[str] = ("",), colour: bool = False
 ) -> tuple[list[DecodedImage], dict[str, bytes]]:
-    """All images of a folder or archive, and the content of its text files; `under` restricts both by their start."""
+    """All images of a folder or archive, sorted by path, and its text files; `under` restricts both by their start."""
+
+    def wanted(path: str) -> bool:
+        return path.startswith(tuple(under)) and (is_image_name(path) or path.endswith(".txt"))
+
     images: list[DecodedImage] = []
     texts: dict[str, bytes] = {}
-    for path, content in _read(source, tuple(under)):
+    for path, content in read_files(source, wanted):
         if is_image_name(path):
             images.append(decode_image(source, path, content, colour=colour))
         else:
             texts[path] = content
+    images.sort(key=lambda image: image.path)
     return images, texts
 
 
-def stack_images(source: Path, images: Sequence[DecodedImage]) -> NDArray[np.uint8]:
-    """(N, C, H, W); grey images become colour ones where any is in colour. All must have one size."""
-    height, width = images[0].pixels.shape[1:]
-    channels = max(image.pixels.shape[0] for image in images)
-    stacked = np.empty((len(images), channels, height, width), np.uint8)
-    for row, image in zip(stacked, images, strict=True):
+def stack_splits(source: Path, splits: Mapping[str, Sequence[Labelled]]) -> dict[str, Split]:
+    """The images of every split as one tensor; all must have one size.
+
+    Grey images become colour ones where any is in colour, in whatever split.
+    """
+    everything: list[Labelled] = []
+    for labelled in splits.values():
+        everything += labelled
+    first = everything[0][1]
+    height, width = first.pixels.shape[1:]
+    channels = max(len(image.pixels) for _, image in everything)
+    stacked = np.empty((len(everything), channels, height, width), np.uint8)
+    labels = np.empty(len(everything), np.int64)
+    for row, (label, image) in enumerate(everything):
         if image.pixels.shape[1:] != (height, width):
             size = f"{image.pixels.shape[2]}×{image.pixels.shape[1]}"
-            expected = f"{width}×{height} as {images[0].path}"
+            expected = f"{width}×{height} as {first.path}"
             raise DataError(f"{source}: {image.path} has {size} pixels, expected {expected}; resize all to one size")
-        row[:] = image.pixels
-    return stacked
-
-
-def _read(source: Path, under: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
-    return read_files(source, lambda path: path.startswith(under) and (is_image_name(path) or path.endswith(".txt")))
+        stacked[row], labels[row] = image.pixels, label
+    result: dict[str, Split] = {}
+    start = 0
+    for name, labelled in splits.items():
+        stop = start + len(labelled)
+        result[name] = split_from_arrays(stacked[start:stop], labels[start:stop])
+        start = stop
+    return result

@@ -6,6 +6,7 @@ from math import pi, sqrt
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lipcert.layers.rescaling import between_grid_points, correlations
@@ -15,13 +16,24 @@ from lipcert.rounding import UNDERFLOW, gamma, round_up
 _POINTS = 64
 
 
+def squared_norm(weight: Tensor, log_q: Tensor | None, factors: Tensor, rescaling: str) -> float:
+    """A bound on ‖F^½ W‖² for a matrix or a kernel, F = diag(factors)."""
+    if rescaling != "sn":
+        return gershgorin(weight, log_q, factors)
+    if weight.dim() == 2:
+        return dense_norm(weight, factors)
+    return kernel_norm(weight, factors)
+
+
 def gershgorin(weight: Tensor, log_q: Tensor | None, factors: Tensor) -> float:
     """A bound on ‖F^½ W‖² = ‖F^½ W Wᵀ F^½‖ by the row sums of a similar matrix, max_i F_i Σ_j |W Wᵀ|_ij q_j/q_i.
 
     Float64; F = diag(factors). Holds for kernels on images of any size.
     """
     hidden = len(weight)
-    q = log_q.exp() if log_q is not None else torch.ones(hidden, dtype=weight.dtype)
+    q = torch.ones(hidden, dtype=weight.dtype)
+    if log_q is not None:
+        q = log_q.exp()
     products = weight[0].numel()
     magnitudes, largest = correlations(weight).abs().sum(2), correlations(weight.abs()).sum(2)
     roundings = 4 * weight[0, 0].numel() + hidden  # of sums over shifts and hidden channels
@@ -32,7 +44,7 @@ def gershgorin(weight: Tensor, log_q: Tensor | None, factors: Tensor) -> float:
 def dense_norm(weight: Tensor, factors: Tensor) -> float:
     """A bound on ‖F^½ W‖² by Cholesky factorisation."""
     rows = (weight * factors.sqrt()[:, None]).cpu().numpy()
-    norm = bound_spectral_norm(rows if rows.shape[0] <= rows.shape[1] else np.ascontiguousarray(rows.T))
+    norm = _spectral_norm(rows)
     entries = gamma(4) * float(np.sqrt(np.square(rows).sum()))  # roots and products are rounded
     return round_up((norm + 1.01 * entries) ** 2, 8) + UNDERFLOW
 
@@ -46,7 +58,7 @@ def kernel_norm(weight: Tensor, factors: Tensor) -> float:
     kernel = weight * factors.reshape(-1, 1, 1, 1).sqrt()
     size = kernel.shape[-1]
     reach = size // 2
-    points = _POINTS * max(reach, 1) if size > 1 else 1
+    points = max(_POINTS * reach, 1)
     angles = 2 * pi / points * torch.arange(points)[:, None] * (torch.arange(size) - reach)[None, :]
     phases = torch.polar(torch.ones_like(angles, dtype=torch.float64), angles.double())
     largest = 0.0
@@ -65,8 +77,14 @@ def _complex_norm(matrix: Tensor) -> float:
     """A bound on the norm of a complex matrix A + iB, that of the real matrix [A −B; B A]."""
     real, imaginary = matrix.real, matrix.imag
     rows = torch.cat([torch.cat([real, -imaginary], 1), torch.cat([imaginary, real], 1)])
-    rows = rows if rows.shape[0] <= rows.shape[1] else rows.T
-    return bound_spectral_norm(np.ascontiguousarray(rows.numpy()))
+    return _spectral_norm(rows.numpy())
+
+
+def _spectral_norm(matrix: NDArray[np.float64]) -> float:
+    """A bound on the norm of a matrix or, which is the same, of its transpose: the one with fewer rows."""
+    if matrix.shape[0] > matrix.shape[1]:
+        matrix = matrix.T
+    return bound_spectral_norm(np.ascontiguousarray(matrix))
 
 
 def lipschitz_constant(log_rho: float, alpha: float, beta: float, kappa: float) -> float:

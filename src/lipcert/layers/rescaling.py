@@ -56,7 +56,9 @@ def correlations(weight: Tensor) -> Tensor:
 def circular(weight: Tensor, x: Tensor) -> Tensor:
     """The convolution of periodic images."""
     before = weight.shape[-1] // 2
-    return F.conv2d(F.pad(x, (before,) * 4, mode="circular"), weight) if before else F.conv2d(x, weight)
+    if before:
+        x = F.pad(x, (before,) * 4, mode="circular")
+    return F.conv2d(x, weight)
 
 
 def between_grid_points(reach: int, points: int) -> float:
@@ -66,28 +68,3 @@ def between_grid_points(reach: int, points: int) -> float:
     degree `reach` in each of two variables, so it exceeds its values on the grid by 1/cos(π·reach/points) in each.
     """
     return cos(pi * reach / points) ** -2
-
-
-def dense_factor(weight: Tensor, log_q: Tensor | None, log_rho: Tensor, slopes: float, rescaling: str) -> Tensor:
-    """The factors of a dense layer, one per hidden unit."""
-    if rescaling == "sn":
-        sums = torch.linalg.matrix_norm(weight.double(), 2).square().expand(len(weight))
-    else:
-        sums = row_sums(gram(weight), log_q)
-    return factor(sums, log_rho, slopes, weight.dtype)
-
-
-def conv_factor(
-    weight: Tensor, log_q: Tensor | None, log_rho: Tensor, vector: Tensor | None, slopes: float, enlarged: float
-) -> Tensor:
-    """The factors of a convolutional layer, (hidden, 1, 1); SN if there is a vector of the power iteration.
-
-    The norm is then ‖Wv‖/‖v‖ times `enlarged`, differentiable for fixed v.
-    """
-    if vector is not None:
-        x = vector.to(torch.float64, copy=True)
-        norm = circular(weight.double(), x).norm() / x.norm() * enlarged
-        sums = norm.square().expand(len(weight))
-    else:
-        sums = row_sums(gram(weight), log_q)
-    return factor(sums, log_rho, slopes, weight.dtype).reshape(-1, 1, 1)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lipcert.errors import OptionError, ShapeError, UnsupportedError, check_choice
 from lipcert.layers import proof
-from lipcert.layers.rescaling import between_grid_points, circular, conv_factor, dense_factor, root
+from lipcert.layers.rescaling import between_grid_points, circular, factor, gram, root, row_sums
 from lipcert.network import slopes
 from lipcert.network.build import trace
 from lipcert.network.rules.registry import Call, Input, Result, register_rule
@@ -64,17 +64,31 @@ class _RhoLipschitz(nn.Module):
         self.rescaling = rescaling
         # Not orthogonal: I − WᵀW, the linear part of a square layer with ReLU, would vanish and with it all long maps.
         self.weight = nn.Parameter(torch.randn(shape) / sqrt(prod(shape[1:])))
-        self.bias = nn.Parameter(torch.zeros(shape[0])) if bias else None
-        self.log_q = nn.Parameter(torch.zeros(shape[0])) if rescaling == "sll" else None
+        self.bias = self.log_q = None
+        if bias:
+            self.bias = nn.Parameter(torch.zeros(shape[0]))
+        if rescaling == "sll":
+            self.log_q = nn.Parameter(torch.zeros(shape[0]))
         log_rho = torch.tensor(log(rho))
         if learn_rho:
             self.log_rho = nn.Parameter(log_rho)
         else:
             self.register_buffer("log_rho", log_rho)
 
+    def norm(self) -> Tensor:
+        """‖W‖ in float64, for "sn"; differentiable."""
+        raise NotImplementedError
+
     def factors(self) -> Tensor:
         """The diagonal of (α+β)/√ρ·T, shaped to multiply hidden values."""
-        raise NotImplementedError
+        if self.rescaling == "sn":
+            sums = self.norm().square().expand(len(self.weight))
+        else:
+            sums = row_sums(gram(self.weight), self.log_q)
+        diagonal = factor(sums, self.log_rho, self.alpha + self.beta, self.weight.dtype)
+        if self.weight.dim() == 4:
+            return diagonal.reshape(-1, 1, 1)
+        return diagonal
 
     def lipschitz(self) -> Tensor:
         """√ρ, differentiable in a learned ρ."""
@@ -88,14 +102,10 @@ class _RhoLipschitz(nn.Module):
         convolution whose power iteration lags behind), it is larger by what the failure can cost.
         """
         exact = deepcopy(self).double().cpu()
-        squared = exact._squared_norm(exact.factors())
+        squared = proof.squared_norm(exact.weight, exact.log_q, exact.factors(), self.rescaling)
         log_rho = float(exact.log_rho)
         kappa = (self.alpha + self.beta) / 2 / float(root(exact.log_rho)) * squared * (1 + 1e-12)
         return proof.lipschitz_constant(log_rho, self.alpha, self.beta, kappa)
-
-    def _squared_norm(self, factors: Tensor) -> float:
-        """A proved bound on ‖F^½ W‖², F = diag(factors)."""
-        raise NotImplementedError
 
     def extra_repr(self) -> str:
         sizes = ", ".join(map(str, self.weight.shape))
@@ -131,17 +141,13 @@ class RhoLipschitzLinear(_RhoLipschitz):
     ) -> None:
         super().__init__((hidden, features), activation, rescaling, rho, learn_rho, bias)
 
-    def factors(self) -> Tensor:
-        return dense_factor(self.weight, self.log_q, self.log_rho, self.alpha + self.beta, self.rescaling)
+    def norm(self) -> Tensor:
+        norm: Tensor = torch.linalg.matrix_norm(self.weight.double(), 2)
+        return norm
 
     def forward(self, x: Tensor) -> Tensor:
         hidden: Tensor = self.activation(F.linear(x, self.weight, self.bias))
         return x * self.lipschitz() - (hidden * self.factors()) @ self.weight
-
-    def _squared_norm(self, factors: Tensor) -> float:
-        if self.rescaling == "sn":
-            return proof.dense_norm(self.weight, factors)
-        return proof.gershgorin(self.weight, self.log_q, factors)
 
 
 class RhoLipschitzConv2d(_RhoLipschitz):
@@ -169,39 +175,38 @@ class RhoLipschitzConv2d(_RhoLipschitz):
         shape = (hidden, channels, kernel_size, kernel_size)
         super().__init__(shape, activation, rescaling, rho, learn_rho, bias)
         self.reach = kernel_size // 2
-        side = _FIELD * self.reach if self.reach else 1
+        side = max(_FIELD * self.reach, 1)
         self.enlarged = _STEADY * between_grid_points(self.reach, side)
-        self.register_buffer("vector", torch.randn(1, channels, side, side) if rescaling == "sn" else None)
-        self.iterate(100)
+        self.register_buffer("vector", None)
+        if rescaling == "sn":
+            self.vector = torch.randn(1, channels, side, side)
+            self.iterate(100)
 
     @torch.no_grad()
     def iterate(self, steps: int) -> None:
         """Power iterations for the norm of W; nothing to do unless the rescaling is "sn"."""
-        vector = self.vector
-        if vector is None:
+        if self.vector is None:
             return
         adjoint = self.weight.transpose(0, 1).flip(2, 3)
         for _ in range(steps):
-            image = circular(adjoint, circular(self.weight, vector))
+            image = circular(adjoint, circular(self.weight, self.vector))
             norm = image.norm()
             if bool(norm > 0):
-                vector.copy_(image / norm)
+                self.vector.copy_(image / norm)
 
-    def factors(self) -> Tensor:
-        total = self.alpha + self.beta
-        return conv_factor(self.weight, self.log_q, self.log_rho, self.vector, total, self.enlarged)
+    def norm(self) -> Tensor:
+        """‖Wv‖/‖v‖ for the vector of the power iteration, enlarged by what it can be short of."""
+        assert self.vector is not None
+        x = self.vector.to(torch.float64, copy=True)
+        norm: Tensor = circular(self.weight.double(), x).norm() / x.norm() * self.enlarged
+        return norm
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
             self.iterate(1)
         hidden = self.activation(F.conv2d(x, self.weight, self.bias, padding=self.reach))
-        inner = F.conv_transpose2d(hidden * self.factors(), self.weight, padding=self.reach)
-        return x * self.lipschitz() - inner
-
-    def _squared_norm(self, factors: Tensor) -> float:
-        if self.rescaling == "sn":
-            return proof.kernel_norm(self.weight, factors)
-        return proof.gershgorin(self.weight, self.log_q, factors)
+        scaled = hidden * self.factors()
+        return x * self.lipschitz() - F.conv_transpose2d(scaled, self.weight, padding=self.reach)
 
 
 @register_rule(RhoLipschitzLinear, RhoLipschitzConv2d, view="certified")
@@ -213,17 +218,19 @@ def certified_rule(call: Call, x: Input) -> Result:
 def _slopes(activation: nn.Module) -> tuple[float, float]:
     """[α, β] of an activation, by its rule; α < 0 would break the proposition, for which 0 ≤ α is assumed."""
     name = type(activation).__name__
+    no_rule = OptionError(f"activation {name} has no rule with elementwise slopes; register one, or use ReLU")
     try:
         network = trace(activation, (1,), training=True)
     except UnsupportedError as error:
         raise OptionError(f"activation {name}: {error.nodes[0].remedy}") from None
     except ShapeError:
-        network = None
+        raise no_rule from None
     # Its input, its value, and the output: anything else that is computed would change the slopes.
-    alone = network is not None and network.depth == 1 and len(network.nodes) == 3 and network.nodes[-1].exact
-    slope = network.sites[1].slope if network is not None and alone else None
+    if network.depth != 1 or len(network.nodes) != 3 or not network.nodes[-1].exact:
+        raise no_rule
+    slope = network.sites[1].slope
     if slope is None or not slope.elementwise:
-        raise OptionError(f"activation {name} has no rule with elementwise slopes; register one, or use ReLU")
+        raise no_rule
     alpha, beta = slope.alpha, slope.beta
     if not (isinstance(alpha, float) and isinstance(beta, float)):
         raise OptionError(f"activation {name} has learned slopes, expected fixed ones; use LeakyReLU")

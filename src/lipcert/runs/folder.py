@@ -31,12 +31,12 @@ from lipcert.layout import (
     SUMMARY,
     TWIN,
 )
+from lipcert.losses import LOSSES
 from lipcert.runs.evidence import attacked_accuracy, read_attacks
 from lipcert.runs.metrics import Record, read_metrics
 from lipcert.runs.summary import Example, Summary, read_object, read_summary
 
 T = TypeVar("T")
-_LOSSES = {"crm": "CRM", "standard": "cross-entropy", "gloro": "GloRo", "lmt": "LMT", "signed-radius": "signed radii"}
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,9 @@ class RunFolder:
     def loss(self) -> str | None:
         """What it was trained by, in words; None if the folder does not say."""
         loss = self.summary.loss
-        return _LOSSES.get(loss, loss) if loss else None
+        if loss in LOSSES:
+            return LOSSES[loss].label
+        return loss
 
     @property
     def data(self) -> str:
@@ -122,7 +124,7 @@ class RunFolder:
         return self.certificates.clean_accuracy
 
     def certified_at(self, epsilon: float) -> float:
-        return self.certificates.certified_accuracy(float(epsilon))
+        return self.certificates.certified_accuracy(epsilon)
 
     def attacked_at(self, epsilon: float) -> float | None:
         if self.attacked is None or self.distance is None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fractions import Fraction
+from functools import reduce
 from importlib.resources import files
+from operator import or_
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -24,19 +25,10 @@ from pydantic import (
 
 from lipcert.bounds import estimator as estimators
 from lipcert.bounds.targets import TARGETS
-from lipcert.errors import ConfigError
+from lipcert.errors import ConfigError, nearest
+from lipcert.losses.loss import LOSSES, Epsilon, Positive, TrainingLoss
 from lipcert.models import zoo
-from lipcert.training.parsing import apply_overrides, explain, nearest, read_toml, toml_text
-
-
-def _fraction(value: Any) -> Any:
-    """Numbers may be written as "36/255"."""
-    if isinstance(value, str) and "/" in value:
-        try:
-            return float(Fraction(value.replace(" ", "")))
-        except (ValueError, ZeroDivisionError):
-            raise ValueError('expected a number or a fraction such as "36/255"') from None
-    return value
+from lipcert.training.parsing import apply_overrides, explain, read_toml, toml_text
 
 
 def _listed(value: Any) -> Any:
@@ -59,62 +51,14 @@ def _one_of(choices: Sequence[str]) -> AfterValidator:
     return AfterValidator(check)
 
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Radius = Annotated[float, Field(ge=0), BeforeValidator(_fraction)]
-Epsilon = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_fraction)]
-Base = Literal["cross-entropy", "soft-margin", "label-smoothing"]
-
-
 class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class StandardLoss(_Model):
-    """`losses.standard`."""
-
-    type: Literal["standard"]
-    base: Base = "cross-entropy"
-    margin_t: Positive = 1.0
-    smoothing: Annotated[float, Field(ge=0, le=1)] = 0.1
-
-
-class CrmLoss(_Model):
-    """`losses.crm`: (t, r0, λ = weight) of par:crmHyperparams."""
-
-    type: Literal["crm"]
-    t: Positive
-    r0: Radius
-    weight: NonNegativeFloat
-    radius: Literal["soft", "hard"] = "soft"
-    base: Base = "cross-entropy"
-    margin_t: Positive = 1.0
-    smoothing: Annotated[float, Field(ge=0, le=1)] = 0.1
-
-
-class SignedRadiusLoss(_Model):
-    """`losses.signed_radius`."""
-
-    type: Literal["signed-radius"]
-    t: Positive
-    r0: Epsilon
-
-
-class GloroLoss(_Model):
-    """`losses.gloro`."""
-
-    type: Literal["gloro"]
-    epsilon: Epsilon
-    weight: NonNegativeFloat = 1.0
-
-
-class LmtLoss(_Model):
-    """`losses.lmt`."""
-
-    type: Literal["lmt"]
-    epsilon: Epsilon
-
-
-LossConfig = StandardLoss | CrmLoss | SignedRadiusLoss | GloroLoss | LmtLoss
+if TYPE_CHECKING:
+    LossConfig = TrainingLoss
+else:  # one of the registered losses, told apart by their field `type`
+    LossConfig = Annotated[reduce(or_, LOSSES.values()), Field(discriminator="type")]
 
 
 class EstimatorConfig(_Model):
@@ -194,7 +138,7 @@ class TrainConfig(_Model):
     attack_inputs: NonNegativeInt = 1000
     execution: Literal["float32", "float64"] = "float32"
     tensorboard: bool = False
-    loss: Annotated[LossConfig, Field(discriminator="type")]
+    loss: LossConfig
     estimator: EstimatorConfig = EstimatorConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
@@ -213,7 +157,7 @@ class TrainConfig(_Model):
     @property
     def robust(self) -> bool:
         """Whether the loss uses Lipschitz constants."""
-        return self.loss.type != "standard"
+        return self.loss.robust
 
     @classmethod
     def parse(cls, values: dict[str, Any], source: str) -> TrainConfig:

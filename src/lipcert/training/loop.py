@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lipcert.data import Dataset, augmentation, batch_indices
+from lipcert.data import Augmentation, Dataset, batch_indices
 from lipcert.errors import DivergenceError, NonFiniteError
 from lipcert.layout import CHECKPOINT
 from lipcert.progress import Progress
@@ -48,7 +48,7 @@ class Training:
         optimizers = build_optimizers(config, self.model, self.scales)
         self.forward, *self.optimizers = fabric.setup(self.model, *optimizers)
         self.state = TrainingState(self.model, optimizers, self.estimators)
-        self.augment = augmentation(**config.augmentation.model_dump())
+        self.augment = Augmentation(**config.augmentation.model_dump())
         self.position = Position()
         checkpoint: Any = None
         if fabric.is_global_zero and self.path.exists():

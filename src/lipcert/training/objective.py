@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lipcert import losses
 from lipcert.bounds.estimator import Estimator
 from lipcert.data import Dataset
 from lipcert.losses import Loss
@@ -17,12 +15,6 @@ from lipcert.network.build import trace
 from lipcert.network.normal_form import Network
 from lipcert.training.config import TrainConfig
 
-_LOSSES: dict[str, Any] = {
-    "crm": losses.crm,
-    "gloro": losses.gloro,
-    "lmt": losses.lmt,
-    "signed-radius": losses.signed_radius,
-}
 _MONITOR_ITERATIONS = 10
 
 
@@ -70,12 +62,10 @@ def build_estimators(config: TrainConfig, prepared: Prepared) -> dict[str, Estim
 
 def objective(config: TrainConfig, logits: Tensor, labels: Tensor, constants: Tensor | None) -> Loss:
     """The configured loss; without constants, its first term alone (standard training and the warm-up)."""
-    options = config.loss.model_dump(exclude={"type"})
     if constants is None:
-        base = {key: value for key, value in options.items() if key in ("base", "margin_t", "smoothing")}
-        return losses.standard(logits, labels, **base)
-    loss: Loss = _LOSSES[config.loss.type](logits, labels, constants, **options)
-    return loss
+        value = config.loss.first_term(logits, labels)
+        return Loss(value, value, torch.zeros_like(value))
+    return config.loss(logits, labels, constants)
 
 
 @torch.no_grad()

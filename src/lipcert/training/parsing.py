@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from lipcert.errors import ConfigError
-
-
-def nearest(name: object, choices: Iterable[str]) -> str:
-    """A hint at the choice that looks most like the name, or nothing."""
-    near = get_close_matches(str(name), list(choices), n=1, cutoff=0.4)
-    return f"; did you mean {near[0]!r}?" if near else ""
+from lipcert.errors import ConfigError, nearest
 
 
 def read_toml(text: str, source: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 from lipcert.errors import DataError
@@ -22,25 +23,39 @@ def is_archive(path: Path) -> bool:
     return path.name.lower().endswith(ARCHIVES) and path.is_file()
 
 
+def only_archive(folder: Path, start: str) -> Path | None:
+    """The archive in the folder whose name begins so, if there is one; several are a DataError."""
+    archives = sorted(filter(is_archive, folder.glob(f"{start}*")))
+    if len(archives) > 1:
+        listed = ", ".join(path.name for path in archives)
+        raise DataError(f"{folder} holds several archives, {listed}; keep one of them there")
+    return archives[0] if archives else None
+
+
 def read_files(source: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
     """(relative path with forward slashes, content) of the wanted files; hidden files are skipped.
 
     `source` is a folder or an archive. A damaged archive is a DataError, raised when the damage is reached.
     """
-    if source.is_dir():
-        yield from _folder_files(source, wanted)
-        return
     try:
-        yield from _zip_files(source, wanted) if source.suffix.lower() == ".zip" else _tar_files(source, wanted)
+        for path, read in _files(source):
+            name = _visible(path)
+            if name and wanted(name):
+                yield name, read()
     except _DAMAGED as error:
         raise DataError(f"{source} is truncated or not an archive ({error}); fetch it again") from error
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def fingerprint(source: Path) -> str:
     """SHA-256 of an archive's bytes, or of the names, sizes and times of all files in a folder."""
     if source.is_file():
-        with source.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return file_digest(source)
     digest = hashlib.sha256()
     for path in _walk(source):
         stat = path.stat()
@@ -56,40 +71,38 @@ def read_bytes(path: Path) -> bytes:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def _folder_files(folder: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
-    for path in _walk(folder):
-        name = _name(path.relative_to(folder).as_posix())
-        if name and wanted(name):
-            yield name, read_bytes(path)
-
-
 def _walk(folder: Path) -> Iterator[Path]:
     for parent, folders, files in os.walk(folder, followlinks=True):
         folders.sort()
-        yield from (Path(parent, name) for name in sorted(files))
+        for name in sorted(files):
+            yield Path(parent, name)
 
 
-def _tar_files(archive: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
-    with tarfile.open(archive) as tar:
-        for member in tar:
-            name = _name(member.name)
-            if not (name and member.isfile() and wanted(name)):
-                continue
-            file = tar.extractfile(member)
-            if file is not None:
-                yield name, file.read()
+def _files(source: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
+    """The relative path of every file, and what reads its content."""
+    if source.is_dir():
+        for path in _walk(source):
+            yield path.relative_to(source).as_posix(), partial(read_bytes, path)
+    elif source.suffix.lower() == ".zip":
+        with zipfile.ZipFile(source) as packed:
+            for member in packed.infolist():
+                if not member.is_dir():
+                    yield member.filename, partial(packed.read, member)
+    else:
+        with tarfile.open(source) as tar:
+            for entry in tar:
+                file = tar.extractfile(entry) if entry.isfile() else None
+                if file is not None:
+                    yield entry.name, file.read
 
 
-def _zip_files(archive: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
-    with zipfile.ZipFile(archive) as packed:
-        for member in packed.infolist():
-            name = _name(member.filename)
-            if name and not member.is_dir() and wanted(name):
-                yield name, packed.read(member)
-
-
-def _name(path: str) -> str:
+def _visible(path: str) -> str:
     """The path without leading dots and slashes, or nothing for a hidden file."""
-    parts = [part for part in PurePosixPath(path).parts if part not in (".", "/")]
-    hidden = any(part.startswith(".") or part == "__MACOSX" for part in parts)
-    return "" if hidden else "/".join(parts)
+    names = []
+    for name in PurePosixPath(path).parts:
+        if name in (".", "/"):
+            continue
+        if name.startswith(".") or name == "__MACOSX":
+            return ""
+        names.append(name)
+    return "/".join(names)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from makers import pack
 
-from lipcert.data.files import fingerprint, is_archive, read_bytes, read_files
+from lipcert.data.archives import fingerprint, is_archive, read_bytes, read_files
 from lipcert.errors import DataError
 
 FILES = {"a.txt": b"1", "b/c.txt": b"22", "b/d/e.bin": os.urandom(5000)}

@@ -5,18 +5,16 @@ from __future__ import annotations
 import gzip
 import hashlib
 import zlib
-from collections.abc import Callable
-from functools import partial
 from math import prod
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lipcert.data.archives import read_bytes
 from lipcert.data.dataset import Dataset, Split, split_from_arrays
 from lipcert.data.download import Remote
-from lipcert.data.files import read_bytes
-from lipcert.data.source import IncompleteError, Source
+from lipcert.data.sources.source import FileSource, IncompleteError, part_remarks, register_source, with_remarks
 from lipcert.errors import DataError
 
 _FOLDERS = ("", "mnist", "MNIST", "MNIST/raw", "mnist/MNIST/raw")
@@ -44,20 +42,6 @@ _CHECKSUMS = {
 }
 
 
-def find(root: Path) -> Callable[[], Dataset] | None:
-    """A reader of the four idx files, if any of them is in the folder or in a subfolder that is usual for them."""
-    for folder in (root / name for name in _FOLDERS):
-        files = {name: _existing(folder, name) for name in _CHECKSUMS}
-        present = {name: path for name, path in files.items() if path is not None}
-        if present:
-            missing = [name for name in _CHECKSUMS if name not in present]
-            if missing:
-                listed = ", ".join(missing)
-                raise IncompleteError(f"{folder} lacks {listed} of MNIST (or the same with .gz); put them there")
-            return partial(_read, present)
-    return None
-
-
 def read_idx(path: Path, dimensions: int) -> tuple[NDArray[np.uint8], bytes]:
     """The array of an idx file of unsigned bytes with so many dimensions, and the file's content without compression.
 
@@ -79,19 +63,6 @@ def read_idx(path: Path, dimensions: int) -> tuple[NDArray[np.uint8], bytes]:
             f"{path} has {len(content):,} bytes, expected {start + prod(shape):,} for {shape}; fetch it again"
         )
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape), content
-
-
-def _existing(folder: Path, name: str) -> Path | None:
-    dotted = name.replace("-idx", ".idx")
-    candidates = (folder / f"{stem}{suffix}" for stem in (name, dotted) for suffix in ("", ".gz"))
-    return next((path for path in candidates if path.is_file()), None)
-
-
-def _read(files: dict[str, Path]) -> Dataset:
-    train, test = _read_split("train", files), _read_split("t10k", files)
-    whole = (len(train), len(test)) == (_SIZES["train"], _SIZES["t10k"])
-    title = "MNIST" if whole else f"MNIST (a part: {len(train):,} and {len(test):,} images)"
-    return Dataset("mnist", title, train, test, tuple("0123456789"), "idx files")
 
 
 def _read_split(split: str, files: dict[str, Path]) -> Split:
@@ -116,13 +87,48 @@ def _check_content(path: Path, content: bytes, sha256: str) -> None:
         raise DataError(f"{path} is not the file of MNIST: its content has another SHA-256; fetch it again")
 
 
-SOURCE = Source(
-    name="mnist",
-    title="MNIST",
-    find=find,
-    remotes=tuple(
-        Remote(f"{name}.gz", packed, tuple(f"{mirror}/{name}.gz" for mirror in _MIRRORS))
-        for name, (_, packed) in _CHECKSUMS.items()
-    ),
-    layout=", ".join(f"{name}.gz" for name in _CHECKSUMS),
-)
+def _remotes() -> tuple[Remote, ...]:
+    remotes = []
+    for name, (_, packed) in _CHECKSUMS.items():
+        urls = tuple(f"{mirror}/{name}.gz" for mirror in _MIRRORS)
+        remotes.append(Remote(f"{name}.gz", packed, urls))
+    return tuple(remotes)
+
+
+def _present(folder: Path) -> dict[str, Path]:
+    """The idx files in a folder, by their names: "train-images-idx3-ubyte", also with a dot before idx, or .gz."""
+    present: dict[str, Path] = {}
+    for name in _CHECKSUMS:
+        dotted = name.replace("-idx", ".idx")
+        for file in (name, f"{name}.gz", dotted, f"{dotted}.gz"):
+            if (folder / file).is_file():
+                present.setdefault(name, folder / file)
+    return present
+
+
+@register_source
+class Mnist(FileSource):
+    """Four idx files; a part of MNIST may be in them."""
+
+    name = "mnist"
+    title = "MNIST"
+    rank = 1
+    remotes = _remotes()
+    layout = ", ".join(f"{name}.gz" for name in _CHECKSUMS)
+
+    def read(self, root: Path) -> Dataset | None:
+        for subfolder in _FOLDERS:
+            folder = root / subfolder
+            files = _present(folder)
+            missing = [name for name in _CHECKSUMS if name not in files]
+            if files and missing:
+                listed = ", ".join(missing)
+                raise IncompleteError(f"{folder} lacks {listed} of MNIST (or the same with .gz); put them there")
+            if files:
+                return self._read_files(files)
+        return None
+
+    def _read_files(self, files: dict[str, Path]) -> Dataset:
+        train, test = _read_split("train", files), _read_split("t10k", files)
+        title = with_remarks(self.title, part_remarks(train, test, (_SIZES["train"], _SIZES["t10k"])))
+        return Dataset(self.name, title, train, test, tuple("0123456789"), "idx files")

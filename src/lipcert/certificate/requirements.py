@@ -1,0 +1,93 @@
+"""What certifying requires of the model, of the arithmetic, and of inputs and labels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lipcert.errors import LabelError, NonFiniteError, OptionError, ShapeError, UnsupportedError, UnsupportedNode
+from lipcert.network.normal_form import Network
+
+
+def check_covered(network: Network) -> None:
+    """Refuse networks with an operation whose rounding errors are not known."""
+    reason = "its rounding errors are unknown: it is bounded, but not certified in this form; if the rule is yours, "
+    remedies: dict[str, str] = {}
+    for node in network.nodes:
+        if not all(edge.op.covered for edge in node.edges):
+            remedies[node.name] = "state terms= and nonnegative=True in its rule"
+    for site in network.sites:
+        if site.slope is not None and site.slope.ulps is None:
+            remedies[site.name] = "state ulps= in the Slope of its rule"
+    if remedies:
+        raise UnsupportedError([UnsupportedNode(name, "rule", reason + remedy) for name, remedy in remedies.items()])
+
+
+def check_input(x: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Refuse inputs of another shape or type than the model's."""
+    if not isinstance(x, Tensor):
+        raise ShapeError(f"inputs are {type(x).__name__}, expected a tensor; torch.stack makes one of several images")
+    if tuple(x.shape[1:]) != shape:
+        hint = "; a single input needs a batch axis, x[None]" if tuple(x.shape) == shape else ""
+        raise ShapeError(f"inputs have shape {tuple(x.shape[1:])} each, the bound is for {shape}{hint}")
+    if x.dtype != dtype:
+        remedy = f"x.to({dtype})" + ("" if x.is_floating_point() else " / 255, if they are pixels")
+        raise ShapeError(f"inputs have dtype {x.dtype}, the model computes in {dtype}; use {remedy}")
+
+
+def check_finite_inputs(x: Tensor, first: int) -> None:
+    """Refuse NaN and infinity; `first` is the index of the first input."""
+    bad = ~torch.isfinite(x.reshape(len(x), -1)).all(1)
+    if bool(bad.any()):
+        raise NonFiniteError(f"input {first + int(bad.nonzero()[0])} contains NaN or infinity")
+
+
+def check_labels(label: Tensor, count: int, classes: int) -> None:
+    """Refuse labels that are not one class per input."""
+    check_label_count(label, count)
+    if label.is_floating_point() or (count and (int(label.min()) < 0 or int(label.max()) >= classes)):
+        raise LabelError(f"labels must be integers from 0 to {classes - 1}")
+
+
+def check_label_count(label: Tensor, count: int) -> None:
+    """Refuse labels that are not one per input."""
+    if not isinstance(label, Tensor):
+        raise LabelError(f"labels are {type(label).__name__}, expected a tensor of integers; use torch.tensor(labels)")
+    if label.shape != (count,):
+        raise LabelError(f"labels have shape {tuple(label.shape)}, expected one per input, ({count},)")
+
+
+def check_arithmetic(dtype: torch.dtype, device: torch.device) -> None:
+    """Refuse arithmetic that the error analysis does not describe."""
+    if dtype not in (torch.float32, torch.float64):
+        raise OptionError(f"certificates cover models in float32 and float64, not {dtype}; convert the model")
+    if torch.is_autocast_enabled(device.type):
+        raise OptionError("autocast computes with fewer bits than the error analysis assumes; certify outside of it")
+    if device.type == "cpu" and dtype == torch.float32 and not _is_plain_convolution():
+        raise OptionError(
+            "with oneDNN switched off, torch computes convolutions by Winograd's algorithm, whose rounding errors are "
+            "not bounded; set torch.backends.mkldnn.enabled, or torch.backends.nnpack.set_flags(False)"
+        )
+    if dtype == torch.float32 and _uses_fewer_bits(device):
+        raise OptionError(
+            "float32 products are allowed to use fewer bits; call torch.set_float32_matmul_precision('highest') "
+            "and, on a GPU, set torch.backends.cudnn.allow_tf32 = False"
+        )
+
+
+def _is_plain_convolution() -> bool:
+    """Whether float32 convolutions on the CPU are sums of products: NNPACK's are not, and step in without oneDNN."""
+    if torch._C._has_mkldnn and torch._C._get_mkldnn_enabled():
+        return True
+    return not torch._C._get_nnpack_enabled()
+
+
+def _uses_fewer_bits(device: torch.device) -> bool:
+    """Whether float32 products may be computed with fewer bits than float32 has."""
+    if torch.get_float32_matmul_precision() != "highest":
+        return True
+    if device.type == "cuda" and torch.backends.cudnn.allow_tf32:
+        return True
+    mkldnn = torch.backends.mkldnn
+    switches = (torch.backends, mkldnn, getattr(mkldnn, "conv", None), getattr(mkldnn, "matmul", None))
+    return any(getattr(switch, "fp32_precision", "none") not in ("none", "ieee") for switch in switches)

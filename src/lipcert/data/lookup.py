@@ -1,0 +1,58 @@
+"""Data sets by name or by path: embedded, in folders, or downloaded."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from lipcert.data.archives import is_archive
+from lipcert.data.dataset import Dataset
+from lipcert.data.decoded import cache_dir
+from lipcert.data.image_folder import read_image_folder
+from lipcert.data.sources import SOURCES
+from lipcert.data.sources.source import VARIABLE
+from lipcert.errors import DataError, OptionError, nearest
+
+NAMES = tuple(SOURCES)
+"""The data sets that have a name."""
+
+
+def load(name: str | Path, data_dir: str | Path | None = None, *, seed: int = 0, download: bool = True) -> Dataset:
+    """A data set by its name, or the images of a folder or archive by its path.
+
+    A named one is looked for in `data_dir`, in the folder LIPCERT_DATA_DIR, and in the cache (LIPCERT_CACHE or
+    ~/.cache/lipcert), each time also in subfolders with its name; then it is downloaded into the cache.
+
+    Args:
+        name: "digits" (embedded in scikit-learn), "mnist", "cifar10", "tiny-imagenet", or the path of an image folder
+            or archive, absolute, or relative to the current folder or to `data_dir`.
+        data_dir: a folder of data.
+        seed: of the split into train and test, where the data set has none: the digits and some image folders.
+        download: whether missing data may be downloaded.
+    """
+    if seed < 0:
+        raise OptionError(f"seed is {seed}, expected 0 or more")
+    folders = _folders(data_dir)
+    if name in SOURCES:
+        return SOURCES[str(name)].load(folders, seed=seed, download=download)
+    for path in (Path(name).expanduser(), *(folder / name for folder in folders)):
+        if path.is_dir() or is_archive(path):
+            return read_image_folder(path, seed)
+    if Path(name).exists():
+        raise DataError(f"{name} is neither a folder of images nor an archive (.tar, .tar.gz, .tar.xz, .zip)")
+    if len(Path(name).parts) > 1:
+        raise DataError(f"{name} does not exist; expected a folder or archive of images")
+    expected = f"{', '.join(SOURCES)} or the path of images"
+    raise OptionError(f"there is no data set {str(name)!r}, expected {expected}{nearest(name, SOURCES)}")
+
+
+def _folders(data_dir: str | Path | None) -> list[Path]:
+    """The folders to look in; the ones that a user has named have to exist."""
+    folders = []
+    for origin, folder in (("data_dir", data_dir), (VARIABLE, os.environ.get(VARIABLE))):
+        if folder:
+            path = Path(folder).expanduser()
+            if not path.is_dir():
+                raise DataError(f"{origin} is {folder}, which is not a folder")
+            folders.append(path)
+    return [*folders, cache_dir()]

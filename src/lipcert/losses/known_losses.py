@@ -1,0 +1,228 @@
+"""The losses: for accuracy only, CRM, signed radii, GloRo and Lipschitz-margin training (LMT)."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field, NonNegativeFloat
+from torch import Tensor
+from torch.nn import functional as F
+
+from lipcert.errors import OptionError, check_choice
+from lipcert.losses.loss import (
+    Epsilon,
+    Loss,
+    Positive,
+    Radius,
+    TrainingLoss,
+    check_not_negative,
+    check_positive,
+    checked,
+    checked_with_constants,
+    register_loss,
+    true_class,
+)
+from lipcert.losses.radii import pair_radii, soft_minimum
+
+BASES = ("cross-entropy", "soft-margin", "label-smoothing")
+Base = Literal["cross-entropy", "soft-margin", "label-smoothing"]
+RADII = ("soft", "hard")
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+@register_loss
+class StandardLoss(TrainingLoss):
+    """`standard`."""
+
+    label: ClassVar[str] = "cross-entropy"
+    robust: ClassVar[bool] = False
+
+    type: Literal["standard"]
+    base: Base = "cross-entropy"
+    margin_t: Positive = 1.0
+    smoothing: Share = 0.1
+
+    def __call__(self, logits: Tensor, labels: Tensor, constants: Tensor | None = None) -> Loss:
+        return standard(logits, labels, base=self.base, margin_t=self.margin_t, smoothing=self.smoothing)
+
+    def first_term(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return self(logits, labels).loss
+
+
+def standard(
+    logits: Tensor, labels: Tensor, *, base: str = "cross-entropy", margin_t: float = 1.0, smoothing: float = 0.1
+) -> Loss:
+    """Training for accuracy only: mean of the cross-entropy, of its smoothed form or of the negative soft logit margin.
+
+    "soft-margin" is −γ_t^soft (eq: soft logit margin) with t = `margin_t`; "label-smoothing" spreads `smoothing` over
+    all classes.
+    """
+    logits, labels = checked(logits, labels)
+    check_choice("base", base, BASES)
+    if base == "cross-entropy":
+        value = F.cross_entropy(logits, labels)
+    elif base == "label-smoothing":
+        if not 0 <= smoothing <= 1:
+            raise OptionError(f"smoothing is {smoothing}, expected a number from 0 to 1")
+        value = F.cross_entropy(logits, labels, label_smoothing=smoothing)
+    else:
+        check_positive(margin_t=margin_t)
+        value = _negative_soft_margin(logits, labels, margin_t)
+    return Loss(value, value, torch.zeros_like(value))
+
+
+def _negative_soft_margin(logits: Tensor, labels: Tensor, t: float) -> Tensor:
+    if logits.shape[1] == 1:
+        return 0.0 * logits.sum()  # no other class, no margin
+    others = (t * logits).masked_fill(true_class(logits, labels), -inf)
+    true = logits.gather(1, labels[:, None])[:, 0]
+    return (others.logsumexp(1) / t - true).mean()
+
+
+@register_loss
+class CrmLoss(TrainingLoss):
+    """`crm`: (t, r0, λ = weight) of par:crmHyperparams."""
+
+    label: ClassVar[str] = "CRM"
+
+    type: Literal["crm"]
+    t: Positive
+    r0: Radius
+    weight: NonNegativeFloat
+    radius: Literal["soft", "hard"] = "soft"
+    base: Base = "cross-entropy"
+    margin_t: Positive = 1.0
+    smoothing: Share = 0.1
+
+    def __call__(self, logits: Tensor, labels: Tensor, constants: Tensor) -> Loss:
+        return crm(logits, labels, constants, **self.model_dump(exclude={"type"}))
+
+    def first_term(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return standard(logits, labels, base=self.base, margin_t=self.margin_t, smoothing=self.smoothing).loss
+
+
+def crm(
+    logits: Tensor,
+    labels: Tensor,
+    constants: Tensor,
+    *,
+    t: float,
+    r0: float,
+    weight: float,
+    radius: str = "soft",
+    base: str = "cross-entropy",
+    margin_t: float = 1.0,
+    smoothing: float = 0.1,
+) -> Loss:
+    """Certified radius maximisation (eq:regularize added h soft): base + weight · mean_b 1{z_y is the largest}·g.
+
+    With radius "soft", g = −R_t^soft; with "hard", g = (1/t)·exp(−t·R). Both are 0 where the hard radius R exceeds r0
+    (par:crmHyperparams). The mean is over the whole batch. `base`, `margin_t` and `smoothing` are those of `standard`.
+    """
+    check_choice("radius", radius, RADII)
+    check_positive(t=t)
+    check_not_negative(weight=weight)
+    if not r0 >= 0:
+        raise OptionError(f"r0 is {r0}, expected 0 or more, inf for no truncation")
+    logits, labels, constants = checked_with_constants(logits, labels, constants)
+    first = standard(logits, labels, base=base, margin_t=margin_t, smoothing=smoothing).loss
+    radii = pair_radii(logits, labels, constants)
+    hard = radii.amin(1)
+    active = (hard > 0) & (hard <= r0)
+    if radius == "soft":
+        penalty = -soft_minimum(radii, t)
+    else:
+        penalty = torch.exp(-t * torch.where(active, hard, 0.0)) / t
+    robust = weight * torch.where(active, penalty, 0.0).mean()
+    return Loss(first + robust, first, robust)
+
+
+@register_loss
+class SignedRadiusLoss(TrainingLoss):
+    """`signed_radius`."""
+
+    label: ClassVar[str] = "signed radii"
+
+    type: Literal["signed-radius"]
+    t: Positive
+    r0: Epsilon
+
+    def __call__(self, logits: Tensor, labels: Tensor, constants: Tensor) -> Loss:
+        return signed_radius(logits, labels, constants, t=self.t, r0=self.r0)
+
+
+def signed_radius(logits: Tensor, labels: Tensor, constants: Tensor, *, t: float, r0: float) -> Loss:
+    """Cross-entropy over the signed radii: mean_b log(1 + Σ_{i≠y} exp(t·(r0 − r_yi))); not in the paper.
+
+    It is free of the scale of the logits. `base` is its value at r0 = 0, the soft version of being classified
+    correctly; `robust` is what asking for the radius r0 adds.
+    """
+    check_positive(t=t)
+    check_not_negative(r0=r0)
+    logits, labels, constants = checked_with_constants(logits, labels, constants)
+    radii = pair_radii(logits, labels, constants)
+    true = true_class(logits, labels)
+    loss = F.cross_entropy((t * (r0 - radii)).masked_fill(true, 0.0), labels)
+    with torch.no_grad():
+        base = F.cross_entropy((-t * radii).masked_fill(true, 0.0), labels)
+    return Loss(loss, base, loss.detach() - base)
+
+
+@register_loss
+class GloroLoss(TrainingLoss):
+    """`gloro`."""
+
+    label: ClassVar[str] = "GloRo"
+
+    type: Literal["gloro"]
+    epsilon: Epsilon
+    weight: NonNegativeFloat = 1.0
+
+    def __call__(self, logits: Tensor, labels: Tensor, constants: Tensor) -> Loss:
+        return gloro(logits, labels, constants, epsilon=self.epsilon, weight=self.weight)
+
+
+def gloro(logits: Tensor, labels: Tensor, constants: Tensor, *, epsilon: float, weight: float = 1.0) -> Loss:
+    """GloRo (Leino et al. 2021): a class ⊥ with the logit z_⊥ = max_{i≠j} z_i + ε·L_ji is added, j the predicted class.
+
+    Cross-entropy over the K + 1 logits equals CE(z, y) + log(1 + exp(z_⊥ − lse(z))), and the second term equals
+    KL(softmax(z) ‖ softmax(z, z_⊥)), the term of their TRADES loss. So weight 1 is their cross-entropy and any
+    other weight is their TRADES loss with that λ.
+    """
+    check_not_negative(epsilon=epsilon, weight=weight)
+    logits, labels, constants = checked_with_constants(logits, labels, constants)
+    predicted = logits.argmax(1)
+    rivals = logits + epsilon * constants[predicted]
+    bottom = rivals.masked_fill(true_class(logits, predicted), -inf).amax(1)
+    base = F.cross_entropy(logits, labels)
+    robust = weight * F.softplus(bottom - logits.logsumexp(1)).mean()
+    return Loss(base + robust, base, robust)
+
+
+@register_loss
+class LmtLoss(TrainingLoss):
+    """`lmt`."""
+
+    label: ClassVar[str] = "LMT"
+
+    type: Literal["lmt"]
+    epsilon: Epsilon
+
+    def __call__(self, logits: Tensor, labels: Tensor, constants: Tensor) -> Loss:
+        return lmt(logits, labels, constants, epsilon=self.epsilon)
+
+
+def lmt(logits: Tensor, labels: Tensor, constants: Tensor, *, epsilon: float) -> Loss:
+    """Lipschitz-margin training (Tsuzuku et al. 2018): cross-entropy after adding ε·L_yi to every other logit z_i.
+
+    `base` is the cross-entropy of the logits themselves and `robust` what the addition costs.
+    """
+    check_not_negative(epsilon=epsilon)
+    logits, labels, constants = checked_with_constants(logits, labels, constants)
+    added = (epsilon * constants[labels]).masked_fill(true_class(logits, labels), 0.0)
+    loss = F.cross_entropy(logits + added, labels)
+    with torch.no_grad():
+        base = F.cross_entropy(logits, labels)
+    return Loss(loss, base, loss.detach() - base)

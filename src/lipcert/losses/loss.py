@@ -1,0 +1,132 @@
+"""What a training loss is: its value, its options, the names, and checks of the tensors that it takes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from fractions import Fraction
+from math import isfinite
+from typing import Annotated, Any, ClassVar, TypeVar, get_args
+
+import torch
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from lipcert.errors import DataError, NonFiniteError, OptionError, ShapeError
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss and its parts, all of shape (): `loss` = `base` + `robust`, with every weight already in.
+
+    Differentiate `loss`; the parts are there to be logged and may be detached.
+    """
+
+    loss: Tensor
+    base: Tensor
+    robust: Tensor
+
+
+def read_fraction(value: Any) -> Any:
+    """Numbers may be written as "36/255"."""
+    if not isinstance(value, str) or "/" not in value:
+        return value
+    try:
+        return float(Fraction(value.replace(" ", "")))
+    except (ValueError, ZeroDivisionError):
+        raise ValueError('expected a number or a fraction such as "36/255"') from None
+
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Radius = Annotated[float, Field(ge=0), BeforeValidator(read_fraction)]
+Epsilon = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(read_fraction)]
+
+
+class TrainingLoss(BaseModel, ABC):
+    """A loss with its options, as configurations state them.
+
+    Adding one is a subclass in a file of its own with `@register_loss`. Its field `type` is a Literal of its name.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    type: str
+    label: ClassVar[str]
+    """What reports call it."""
+    robust: ClassVar[bool] = True
+    """Whether it uses Lipschitz constants."""
+
+    @abstractmethod
+    def __call__(self, logits: Tensor, labels: Tensor, constants: Tensor) -> Loss:
+        """The value for a batch."""
+
+    def first_term(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """What is minimised as long as there are no constants: the cross-entropy, unless the loss has another base."""
+        logits, labels = checked(logits, labels)
+        return F.cross_entropy(logits, labels)
+
+
+LOSSES: dict[str, type[TrainingLoss]] = {}
+Kind = TypeVar("Kind", bound=TrainingLoss)
+
+
+def register_loss(kind: type[Kind]) -> type[Kind]:
+    """Decorator: makes a loss known by the one value that its field `type` can have."""
+    (name,) = get_args(kind.model_fields["type"].annotation)
+    LOSSES[name] = kind
+    return kind
+
+
+def checked(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits in float32 or wider and labels as int64; refused if they do not belong together."""
+    if logits.ndim != 2 or 0 in logits.shape or not logits.is_floating_point():
+        raise ShapeError(f"logits: expected floating-point (B, K), not empty, got {_kind(logits)}")
+    if labels.shape != logits.shape[:1] or labels.is_floating_point() or labels.dtype == torch.bool:
+        raise ShapeError(f"labels: expected integers of shape ({len(logits)},), got {_kind(labels)}")
+    classes = logits.shape[1]
+    outside = labels[(labels < 0) | (labels >= classes)]
+    if len(outside):
+        raise DataError(
+            f"labels contain {int(outside[0])}, expected 0 to {classes - 1}: the logits have that many classes"
+        )
+    return logits.to(torch.promote_types(logits.dtype, torch.float32)), labels.long()
+
+
+def checked_with_constants(logits: Tensor, labels: Tensor, constants: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same with constants, in the wider dtype of logits and constants."""
+    logits, labels = checked(logits, labels)
+    classes = logits.shape[1]
+    if constants.shape != (classes, classes) or not constants.is_floating_point():
+        remedy = "use Estimator.pairwise() for other targets"
+        raise ShapeError(f"constants: expected floating-point ({classes}, {classes}), got {_kind(constants)}; {remedy}")
+    other = ~torch.eye(classes, dtype=torch.bool, device=constants.device)
+    if not bool((constants.isfinite() | ~other).all()):
+        raise NonFiniteError("constants contain NaN or infinity; restore the last good weights")
+    if bool(((constants < 0) & other).any()):
+        raise OptionError("constants contain a negative number, expected Lipschitz constants (0 or more)")
+    dtype = torch.promote_types(logits.dtype, constants.dtype)
+    return logits.to(dtype), labels, constants.to(dtype)
+
+
+def true_class(logits: Tensor, classes: Tensor) -> Tensor:
+    """(B, K): whether an entry belongs to the class of its row."""
+    return F.one_hot(classes, logits.shape[1]).bool()
+
+
+def check_positive(**options: float) -> None:
+    """Refuse options that are not positive numbers."""
+    for name, value in options.items():
+        if not (isfinite(value) and value > 0):
+            raise OptionError(f"{name} is {value}, expected a positive number")
+
+
+def check_not_negative(**options: float) -> None:
+    """Refuse options that are negative or not finite."""
+    for name, value in options.items():
+        if not (isfinite(value) and value >= 0):
+            raise OptionError(f"{name} is {value}, expected 0 or more")
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
