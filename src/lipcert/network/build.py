@@ -17,20 +17,9 @@ from lipcert.network.checks import check_node, check_passed, check_site
 from lipcert.network.linear import Identity, LinearOp, Scale
 from lipcert.network.normal_form import Edge, Network, Node, Site
 from lipcert.network.program import Live, Program, Shape, packet_name
+from lipcert.network.rules.call import BatchSize, Call, Constant, Extremum, Input, Refusal, Sum, broadcast
 from lipcert.network.rules.refusals import DEFAULT, MODULES
-from lipcert.network.rules.registry import (
-    VIEWS,
-    BatchSize,
-    Call,
-    Constant,
-    Extremum,
-    Input,
-    Refusal,
-    Sum,
-    broadcast,
-    find_rule,
-    operator_name,
-)
+from lipcert.network.rules.registry import VIEWS, find_rule, operator_name
 from lipcert.network.slopes import ABS, Slope
 
 _BATCH = BatchSize()
@@ -283,7 +272,7 @@ class _Builder:
             )
         module = deepcopy(opaque.module).requires_grad_(False).double() if self.exact else opaque.module
         invoke = partial(run_as, opaque.program, self.dtype) if self.exact else opaque.program.run
-        return Call(name, invoke, args[:1], kwargs, out_shape, self.dtype, self.program.typed, module, producer)
+        return Call(name, invoke, args[:1], kwargs, out_shape, self.dtype, self.program.typed, producer, module)
 
     def _cast(self, value: Any) -> Any:
         """A type that the program asks for is, in the exact network, float64."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from lipcert.network.linear import Function, Gather, LinearOp
 from lipcert.network.normal_form import Node
 from lipcert.network.program import Shape
-from lipcert.network.rules.registry import Call, Input, Refusal, Sum
+from lipcert.network.rules.call import Call, Input, Refusal, Sum
 from lipcert.network.slopes import Slope
 from lipcert.rounding import UNIT_ROUNDOFF
 
@@ -28,7 +28,7 @@ _TOLERANCE = {torch.float32: 2e-4, torch.float64: 1e-11}
 
 def _random(rows: int, shape: Shape, like: Call, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(rows, *shape, generator=generator).to(like._device, like.dtype)
+    return torch.randn(rows, *shape, generator=generator).to(like.device, like.dtype)
 
 
 @torch.no_grad()
@@ -47,7 +47,7 @@ def check_node(call: Call, node: Node, result: Any, dtype: torch.dtype) -> None:
             x = _checked_operation(op, x, dtype)
         images.append(x)
     found = sum(images[1:], start=images[0])
-    computed = call._invoke(inputs)
+    computed = call.run(inputs)
     if tuple(computed.shape) != (_ROWS, *call.out_shape):
         raise _false(f"maps a batch of {_ROWS} to the shape {tuple(found.shape)}, expected {(_ROWS, *call.out_shape)}")
     if any(isinstance(op, Gather) for _, chain in chains for op in chain) and dtype != call.executed:
@@ -70,7 +70,7 @@ def check_node(call: Call, node: Node, result: Any, dtype: torch.dtype) -> None:
 def check_passed(call: Call, passed: Input) -> None:
     """Refuse a rule that passes on an input as it is, if the call returns anything else."""
     tensors = {value: _random(_ROWS, value.shape, call, seed) for seed, value in enumerate(call.inputs)}
-    if passed not in tensors or not torch.equal(call._invoke([tensors[v] for v in call.inputs]), tensors[passed]):
+    if passed not in tensors or not torch.equal(call.run([tensors[v] for v in call.inputs]), tensors[passed]):
         raise Refusal("its rule passes on its input as it is, but the call changes it")
 
 
@@ -156,7 +156,7 @@ def check_site(call: Call, slope: Slope, shape: Shape, dtype: torch.dtype) -> No
 def _check_secants(call: Call, slope: Slope, shape: Shape, dtype: torch.dtype) -> None:
     """α ≤ (φ(a) − φ(b))/(a − b) ≤ β per entry, or |φ(a) − φ(b) − c(a − b)| ≤ s|a − b| in norm; many a and b."""
     a, b = _segments(call, call.inputs[0].shape, slope.elementwise)
-    first, second = call._invoke([a]), call._invoke([b])
+    first, second = call.run([a]), call.run([b])
     if slope.elementwise:  # which may copy its input first
         a, b = a.expand(first.shape), b.expand(first.shape)
     difference, rise = a.double() - b.double(), first.double() - second.double()
@@ -203,7 +203,7 @@ def _segments(call: Call, shape: Shape, elementwise: bool) -> tuple[Tensor, Tens
     a = scale * torch.randn(size, generator=generator)
     b = a + step * torch.randn(size, generator=generator)
     b[::4] = -a[::4]
-    return a.to(call._device, call.dtype), b.to(call._device, call.dtype)
+    return a.to(call.device, call.dtype), b.to(call.device, call.dtype)
 
 
 def _check_elementwise(call: Call, shape: Shape) -> None:
@@ -214,6 +214,6 @@ def _check_elementwise(call: Call, shape: Shape) -> None:
     generator = torch.Generator().manual_seed(6)
     kept = (torch.rand(x.shape, generator=generator) < 0.5).to(x.device)
     other = torch.where(kept, x, 3 * x.flip(0) + 1)
-    first, second = call._invoke([x]), call._invoke([other])
+    first, second = call.run([x]), call.run([other])
     if first.shape != x.shape or bool((first != second)[kept].any()):
         raise Refusal("its rule says that it acts on every entry by itself, but entries of its result depend on others")

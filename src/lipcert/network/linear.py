@@ -279,6 +279,12 @@ class Function(LinearOp):
         return self._apply(x)
 
 
+def number(value: float) -> Live:
+    """Reads a fixed number."""
+    tensor = torch.tensor(value, dtype=torch.float64)
+    return lambda: tensor
+
+
 def has_denormals(weight: Tensor) -> bool:
     """Whether a tensor has entries between zero and the smallest normal number of its type."""
     size = weight.detach().abs()
