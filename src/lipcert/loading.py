@@ -21,7 +21,7 @@ from lipcert.bounds.scales import fits
 from lipcert.errors import ModelError, OptionError
 from lipcert.files import replace_file
 from lipcert.network.build import trace
-from lipcert.network.capture import user_line
+from lipcert.network.explain import user_line
 from lipcert.network.normal_form import Network
 
 Shape = tuple[int, ...]

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from lipcert.network.kinds import packet_name
 from lipcert.network.linear import Function, LinearOp
-from lipcert.network.program import Shape, packet_name
+from lipcert.network.program import Shape
 from lipcert.network.slopes import Slope
 
 _AXES = ("dim", "dims", "dim1", "dim2", "dimension")
