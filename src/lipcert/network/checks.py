@@ -11,9 +11,10 @@ from math import prod
 import torch
 from torch import Tensor
 
-from lipcert.network.linear import Function, Gather, LinearOp
+from lipcert.network.linear import Function, LinearOp
 from lipcert.network.program import Shape
 from lipcert.network.rules.call import Call, Input, Refusal
+from lipcert.network.rules.pooling import Gather
 from lipcert.network.slopes import Slope
 from lipcert.rounding import UNIT_ROUNDOFF
 

@@ -141,11 +141,8 @@ def convolution(call: Call, x: Any, weight: Any, bias: Any = None, *args: Any, *
 @rule_for("conv_transpose1d conv_transpose2d conv_transpose3d")
 def transposed_convolution(call: Call, x: Any, weight: Any, bias: Any = None, *args: Any, **kwargs: Any) -> Result:
     read, shape, axes = _kernel(x, weight, bias)
-    stride, padding, output_padding, dilation = (
-        per_axis(call.argument(name), axes) for name in ("stride", "padding", "output_padding", "dilation")
-    )
-    groups = call.argument("groups")
-    return TransposedConvolution(read, shape, call.out_shape, stride, padding, output_padding, dilation, groups)
+    stride, padding, dilation = (per_axis(call.argument(name), axes) for name in ("stride", "padding", "dilation"))
+    return TransposedConvolution(read, shape, call.out_shape, stride, padding, dilation, call.argument("groups"))
 
 
 @rule_for(

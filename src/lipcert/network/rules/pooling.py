@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -10,11 +11,34 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lipcert.network import slopes
-from lipcert.network.linear import Gather
+from lipcert.network.linear import LinearOp
+from lipcert.network.program import Shape
 from lipcert.network.rules.affine import per_axis
 from lipcert.network.rules.call import Call, Refusal, Result
 from lipcert.network.rules.order import check_values
 from lipcert.network.rules.registry import rule_for
+
+
+@dataclass(frozen=True, eq=False)
+class Gather(LinearOp):
+    """y_k = x_{source_k}: every entry of the result is a copy of an entry, found by its number."""
+
+    source: Tensor
+    in_shape: Shape
+    out_shape: Shape
+    terms = 0
+
+    def _apply(self, x: Tensor) -> Tensor:
+        chosen = x.reshape(x.shape[0], -1).index_select(1, self.source.to(x.device))
+        return chosen.reshape(x.shape[0], *self.out_shape)
+
+    def _adjoint(self, y: Tensor) -> Tensor:
+        x = y.new_zeros(y.shape[0], prod(self.in_shape))
+        x = x.index_add(1, self.source.to(y.device), y.reshape(y.shape[0], -1))
+        return x.reshape(y.shape[0], *self.in_shape)
+
+    def _magnitude(self, x: Tensor) -> Tensor:
+        return self._apply(x)
 
 
 def _rank(call: Call) -> int:

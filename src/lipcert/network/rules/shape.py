@@ -6,14 +6,12 @@ from math import prod
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from lipcert.errors import TrainingModeError
 from lipcert.network.linear import Reshape
 from lipcert.network.rules.call import BatchSize, Call, Constant, Input, Refusal, Result, Sum, broadcast
 from lipcert.network.rules.registry import rule_for
 
-_MOVES_BATCH = "it moves the batch axis; keep it in front"
 _POSITIONS = "the positions that it reads depend on the network's input, so it jumps; use constant positions"
 _FIXED_AXES = {"fliplr": 1, "flipud": 0, "hsplit": 1, "dsplit": 2, "vsplit": 0, "tril": -2, "triu": -2}
 """Operators that work along an axis that is not among their arguments."""
@@ -35,7 +33,7 @@ def reshape(call: Call, x: Any, *args: Any) -> Result:
 
 @rule_for(
     "flip roll rot90 diagonal linalg_diagonal select narrow index_select unbind unfold "
-    "split split_with_sizes chunk tensor_split"
+    "split split_with_sizes chunk tensor_split repeat_interleave"
 )
 def move_along_axes(call: Call, *args: Any, **kwargs: Any) -> Result:
     call.axes()
@@ -45,35 +43,6 @@ def move_along_axes(call: Call, *args: Any, **kwargs: Any) -> Result:
 @rule_for(" ".join(_FIXED_AXES))
 def move_along_fixed_axis(call: Call, *args: Any) -> Result:
     call.axis(_FIXED_AXES[call.operator])
-    return call.move()
-
-
-@rule_for("diag_embed im2col zero")
-def copies(call: Call, *args: Any, **kwargs: Any) -> Result:
-    return call.move()
-
-
-@rule_for("permute")
-def permute(call: Call, x: Any, dims: Any) -> Result:
-    if dims[0] % len(dims) != 0:
-        raise Refusal(_MOVES_BATCH)
-    return call.move()
-
-
-@rule_for("transpose swapaxes swapdims movedim moveaxis")
-def transpose(call: Call, x: Any, first: Any, second: Any) -> Result:
-    rank = len(call.input.shape) + 1
-    for dim in tree_leaves((first, second)):
-        if dim % rank == 0:
-            raise Refusal(_MOVES_BATCH)
-    return call.move()
-
-
-@rule_for("mT mH adjoint t numpy_T matrix_H")
-def transpose_matrix(call: Call, x: Any) -> Result:
-    """Swaps the last two axes; `x.T` reverses all of them."""
-    if len(call.input.shape) < 2 or call.operator == "numpy_T":
-        raise Refusal(f"{_MOVES_BATCH}: x.mT, or x.transpose(1, 2)")
     return call.move()
 
 
@@ -121,11 +90,12 @@ def index(call: Call, x: Any, indices: Any) -> Result:
 
 
 @rule_for(
-    "pad constant_pad_nd pixel_shuffle pixel_unshuffle channel_shuffle "
+    "permute transpose swapaxes swapdims movedim moveaxis mT mH adjoint t numpy_T matrix_H repeat tile diag_embed "
+    "im2col zero pad constant_pad_nd pixel_shuffle pixel_unshuffle channel_shuffle "
     "reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d"
 )
 def move_entries(call: Call, *args: Any, **kwargs: Any) -> Result:
-    """What is written around the entries does not matter to the linear part."""
+    """The batch axis may not move, which the shape of the result shows; numbers written beside do not matter."""
     if call.argument("value"):
         return call.move_beside_numbers()
     return call.move()
@@ -136,21 +106,6 @@ def expand(call: Call, x: Any, *args: Any, **kwargs: Any) -> Result:
     """Copies in a larger shape; of the other tensor of expand_as, only the shape is read."""
     x = _checked_input(x, "shape")
     return Sum([(x, [broadcast(x.shape, call.out_shape)])])
-
-
-@rule_for("repeat tile")
-def repeat(call: Call, x: Any, counts: Any) -> Result:
-    if len(call.input.shape) != len(call.out_shape):
-        raise Refusal("it adds axes in front of the batch axis; use unsqueeze first")
-    return call.move()
-
-
-@rule_for("repeat_interleave")
-def repeat_interleave(call: Call, x: Any, counts: Any, dim: int | None = None, **kwargs: Any) -> Result:
-    if dim is None or isinstance(counts, Input):
-        raise Refusal("it repeats rows of the batch, or as often as the input says; give it a number and dim")
-    call.axis(dim)
-    return call.move()
 
 
 @rule_for("sum mean")

@@ -7,34 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lipcert.network.linear import Embed, LinearOp
 from lipcert.network.rules.call import Call, Constant, Input, Refusal, Result, Sum, broadcast
 from lipcert.network.rules.registry import rule_for
 from lipcert.network.rules.shape import is_whole_slice
 
 
-@rule_for("cat concat concatenate")
-def concatenate(call: Call, tensors: Any, dim: int = 0) -> Result:
-    position = call.axis(dim, of=call.out_shape)
-    terms: list[tuple[Input, list[LinearOp]]] = []
-    offset = 0
-    for tensor in tensors:
-        if isinstance(tensor, Input):
-            terms.append((tensor, [Embed(tensor.shape, call.out_shape, position, offset)]))
-            offset += tensor.shape[position]
-        elif tensor().numel() > 0 or tensor().dim() > 1:  # torch leaves out empty vectors
-            offset += tensor().shape[position + 1]
-    return Sum(terms)
-
-
-@rule_for("hstack dstack vstack column_stack")
-def concatenate_one_axis(call: Call, tensors: Any) -> Result:
-    return call.each()
-
-
-@rule_for("stack")
-def stack(call: Call, tensors: Any, dim: int = 0) -> Result:
-    call.axis(dim, of=call.out_shape)
+@rule_for("cat concat concatenate stack hstack dstack vstack column_stack")
+def concatenate(call: Call, *args: Any) -> Result:
+    dim = call.argument("dim")
+    if dim is not None:
+        call.axis(dim, of=call.out_shape)
     return call.each()
 
 
