@@ -32,7 +32,7 @@ def _random_inputs(call: Call) -> list[Tensor]:
 
 def _random(rows: int, shape: Shape, call: Call, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(rows, *shape, generator=generator).to(call.device, call.dtype)
+    return torch.randn(rows, *shape, generator=generator).to(call.recorded.device, call.dtype)
 
 
 @torch.no_grad()
@@ -58,7 +58,7 @@ def check_linear(call: Call, terms: Terms, dtype: torch.dtype) -> None:
         image = x
         for op in chain:
             image = _checked_operation(op, image, _TOLERANCE[dtype])
-            moved_by_type |= isinstance(op, Gather) and dtype != call.executed
+            moved_by_type |= isinstance(op, Gather) and dtype != call.recorded.dtype
         images.append(image)
     found = sum(images[1:], start=images[0])
     computed = call.run(inputs)
@@ -212,7 +212,7 @@ def _segments(call: Call, shape: Shape, elementwise: bool) -> tuple[Tensor, Tens
     a = scale * torch.randn(size, generator=generator)
     b = a + step * torch.randn(size, generator=generator)
     b[::4] = -a[::4]
-    return a.to(call.device, call.dtype), b.to(call.device, call.dtype)
+    return a.to(call.recorded.device, call.dtype), b.to(call.recorded.device, call.dtype)
 
 
 def _check_elementwise(call: Call, shape: Shape) -> None:

@@ -146,8 +146,8 @@ class _Placement:
     """Assembles rows from parts: rows given by several parts add up, rows given by none are zero.
 
     Consecutive rows move together. One split per part and one concatenation move everything: they keep the memory
-    format, and differentiating them copies every row once. From parts a of 3 rows and b of 2 rows, for example, the rows
-    a₀, a₁ + b₀, a₂ + b₁ and 0 are three segments: a₀, then (a₁, a₂) + (b₀, b₁), then 0; a is split into 1 + 2 rows.
+    format, and differentiating them copies every row once. For example, from parts a of 3 rows and b of 2 rows, the
+    rows a₀, a₁ + b₀, a₂ + b₁, 0 are three segments: a₀, then (a₁, a₂) + (b₀, b₁), then 0; a is split into 1 + 2 rows.
     """
 
     def __init__(self, lengths: list[int], rows: list[list[Piece]]) -> None:

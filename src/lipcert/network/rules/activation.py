@@ -94,7 +94,7 @@ def softplus(call: Call, x: Any, beta: float = 1.0, threshold: float = 20.0) -> 
         raise Refusal(f"beta={beta} must be positive")
     dtype = torch.float64
     if call.typed:
-        dtype = call.executed
+        dtype = call.recorded.dtype
     if threshold <= 0 or exp(-threshold) > threshold * UNIT_ROUNDOFF.get(dtype, 1.0):
         raise Refusal(
             f"threshold={threshold} makes a jump in {dtype} where torch switches to the identity; "

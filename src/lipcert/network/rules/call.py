@@ -188,21 +188,12 @@ class Call:
         """What the call returns for zero inputs, one row of it: the constants that it adds."""
         zeros = []
         for value in self.inputs:
-            zeros.append(torch.zeros(1, *value.shape, dtype=self.dtype, device=self.device))
+            zeros.append(torch.zeros(1, *value.shape, dtype=self.dtype, device=self.recorded.device))
         return self.run(zeros)[0]
 
     @property
-    def executed(self) -> torch.dtype:
-        """The type in which the program runs; `dtype` is float64 in the exact network."""
-        return self._recorded().dtype
-
-    @property
-    def device(self) -> torch.device:
-        """The device on which the program runs."""
-        return self._recorded().device
-
-    def _recorded(self) -> Tensor:
-        """The first result of the call, as torch.export has recorded it: a tensor without values."""
+    def recorded(self) -> Tensor:
+        """The first result as torch.export has recorded it: without values, in the type in which the program runs."""
         first: Tensor = tree_leaves(self.node.meta["val"])[0]
         return first
 

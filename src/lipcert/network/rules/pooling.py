@@ -109,7 +109,7 @@ def upsample_nearest(call: Call, *args: Any) -> Result:
     numbers = torch.arange(prod(shape)).reshape(1, *shape)
     source = torch.zeros(1, *call.out_shape, dtype=torch.long)
     for factor in (1, 1 << 11, 1 << 22):  # digits to the base 2048, which every type holds exactly
-        digits = (numbers // factor % 2048).to(call.executed)
+        digits = (numbers // factor % 2048).to(call.recorded.dtype)
         source += factor * call.rerun(digits).long()
     return Gather(source.reshape(-1), shape, call.out_shape)
 
