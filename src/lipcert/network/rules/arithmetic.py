@@ -12,19 +12,15 @@ from lipcert.network.rules.call import BatchSize, Call, Constant, Input, Refusal
 from lipcert.network.rules.registry import rule_for
 
 
-@rule_for("add")
-def add(call: Call, a: Any, b: Any, *, alpha: float = 1) -> Result:
-    return _sum(call, (a, 1.0), (b, float(alpha)))
-
-
-@rule_for("sub subtract")
-def subtract(call: Call, a: Any, b: Any, *, alpha: float = 1) -> Result:
-    return _sum(call, (a, 1.0), (b, -float(alpha)))
-
-
-@rule_for("rsub")
-def reverse_subtract(call: Call, a: Any, b: Any, alpha: float = 1) -> Result:
-    return _sum(call, (b, 1.0), (a, -float(alpha)))
+@rule_for("add sub subtract rsub")
+def add(call: Call, a: Any, b: Any, alpha: float = 1) -> Result:
+    """a + alpha·b, a − alpha·b, or b − alpha·a."""
+    factor = float(alpha)
+    if call.operator != "add":
+        factor = -factor
+    if call.operator == "rsub":
+        a, b = b, a
+    return _sum(call, (a, 1.0), (b, factor))
 
 
 @rule_for("neg negative")

@@ -2,18 +2,58 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from lipcert.network.linear import LinearOp
+from lipcert.network.program import Shape
 from lipcert.network.rules.call import Call, Constant, Input, Refusal, Result, Sum, broadcast
 from lipcert.network.rules.registry import rule_for
 from lipcert.network.rules.shape import is_whole_slice
 
 
-@rule_for("cat concat concatenate stack hstack dstack vstack column_stack")
-def concatenate(call: Call, *args: Any) -> Result:
+@dataclass(frozen=True)
+class Embed(LinearOp):
+    """Places a block among zeros along one axis: the part of a concatenation that belongs to one input."""
+
+    in_shape: Shape
+    out_shape: Shape
+    axis: int
+    offset: int
+    terms = 0
+
+    def _apply(self, x: Tensor) -> Tensor:
+        after = self.out_shape[self.axis] - self.offset - self.in_shape[self.axis]
+        trailing = len(self.in_shape) - 1 - self.axis
+        return F.pad(x, (0, 0) * trailing + (self.offset, after))
+
+    def _adjoint(self, y: Tensor) -> Tensor:
+        return y.narrow(self.axis + 1, self.offset, self.in_shape[self.axis])
+
+    def _magnitude(self, x: Tensor) -> Tensor:
+        return self._apply(x)
+
+
+@rule_for("cat concat concatenate")
+def concatenate(call: Call, tensors: Any, dim: int = 0) -> Result:
+    axis = call.axis(dim, of=call.out_shape)
+    terms: list[tuple[Input, list[LinearOp]]] = []
+    offset = 0
+    for tensor in tensors:
+        if isinstance(tensor, Input):
+            terms.append((tensor, [Embed(tensor.shape, call.out_shape, axis, offset)]))
+            offset += tensor.shape[axis]
+        elif tensor().numel() > 0 or tensor().dim() > 1:  # torch leaves out empty vectors
+            offset += tensor().shape[axis + 1]
+    return Sum(terms)
+
+
+@rule_for("stack hstack dstack vstack column_stack")
+def stack(call: Call, *args: Any) -> Result:
     dim = call.argument("dim")
     if dim is not None:
         call.axis(dim, of=call.out_shape)
