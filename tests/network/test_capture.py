@@ -8,6 +8,7 @@ from torch import nn
 import lipcert
 from helpers import check_linear, eye, jacobian, randn
 from lipcert.errors import UnsupportedError
+from lipcert.network import digest
 from lipcert.network.rewrites import liplt_lines, loop_transform
 from models import Op, dense_chain, gaussian
 
@@ -238,3 +239,29 @@ def test_the_captured_map_is_that_of_the_model_for_a_mixture_of_everything():
         float(lipcert.bound(model, (4,), target="network").value), rel=1e-6
     )
     assert model(randn(2, 4)).shape == (2, 3)
+
+
+def test_the_digest_of_a_program_has_no_addresses(monkeypatch):
+    hashed = []
+
+    class Recorder:
+        def update(self, content):
+            hashed.append(content)
+
+        def hexdigest(self):
+            return ""
+
+    monkeypatch.setattr(digest, "sha256", Recorder)
+    digest.program_digest(lipcert.trace(nn.Softsign(), (2,)).program)
+    assert any(b"softsign" in content for content in hashed)
+    assert not any(b"0x" in content for content in hashed)
+
+
+def test_a_split_of_the_rows_is_refused():
+    with pytest.raises(UnsupportedError, match="depends on the number of rows"):
+        lipcert.trace(Op(lambda m, x: x.tensor_split(2)[0]), (3, 4))
+
+
+def test_a_constant_shape_that_reads_the_rows_twice_is_refused():
+    with pytest.raises(UnsupportedError, match="depends on the number of rows"):
+        lipcert.trace(Op(lambda m, x: x + torch.ones(x.shape[0], x.shape[0]).sum()), (3,))

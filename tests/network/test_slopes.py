@@ -216,13 +216,6 @@ def test_sector_is_centre_and_radius_of_the_interval():
     assert slopes.SOFTMAX.sector() == (0.25, 0.25)
 
 
-def test_only_a_centre_away_from_zero_lets_linear_paths_through():
-    assert Slope(0.0, 1.0).has_centre
-    assert not Slope(-1.0, 1.0).has_centre
-    assert slopes.SOFTMAX.has_centre
-    assert Slope(lambda: torch.ones(1), 1.0).has_centre
-
-
 def test_slopes_are_numbers_in_order():
     assert Slope(0, 1) == Slope(0.0, 1.0)
     assert isinstance(Slope(0, 1).beta, float)

@@ -13,7 +13,7 @@ from lipcert.cli import app
 from lipcert.display import TextTable
 from lipcert.errors import DataError, OptionError
 from lipcert.report import compare, write_report
-from lipcert.report.comparison import duration
+from lipcert.report.side_by_side import duration
 from lipcert.runs import read_runs
 
 SECTIONS = ["runs", "accuracy", "radii", "contributions", "pairwise", "training", "gallery", "repeat"]

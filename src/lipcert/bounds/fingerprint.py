@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from lipcert.errors import NonFiniteError
+from lipcert.network.digest import program_digest
 from lipcert.network.normal_form import Network
 from lipcert.network.program import Program
 
 
 def fingerprint(network: Network) -> str:
     """SHA-256 over the program with all its tensors, and over the normal form that rules gave it."""
-    digest = sha256(network.program.digest().encode())
+    digest = sha256(program_digest(network.program).encode())
     for node in network.nodes:
         edges = [(e.source, type(e.op).__name__, e.op.in_shape, e.op.terms, e.op.covered) for e in node.edges]
         digest.update(f"{node.shape} {edges};".encode())

@@ -15,7 +15,7 @@ from lipcert.layers import proof
 from lipcert.layers.rescaling import between_grid_points, circular, factor, gram, root, row_sums
 from lipcert.network import slopes
 from lipcert.network.build import trace
-from lipcert.network.rules.registry import Call, Input, Result, register_rule
+from lipcert.network.rules import Call, Input, Result, register_rule
 
 RESCALINGS = ("sn", "aol", "sll")
 _ACTIVATIONS: dict[str, tuple[Callable[[], nn.Module], tuple[float, float]]] = {

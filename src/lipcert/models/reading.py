@@ -18,7 +18,7 @@ from lipcert.layout import BOUND, CHECKPOINT, CONFIG, MODEL
 from lipcert.models import zoo
 from lipcert.models.loaded import LoadedModel, Shape
 from lipcert.models.weights import PYTORCH, load_weights, read_weights
-from lipcert.network.capture import user_line
+from lipcert.network.explain import user_line
 
 
 def load_model(

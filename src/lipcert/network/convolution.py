@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from itertools import chain, combinations
+from itertools import product
 from math import ceil, gcd, prod
 
 import torch
@@ -18,13 +18,17 @@ _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
 
+@dataclass(frozen=True)
 class _Kernel(LinearOp):
-    """What both kinds of convolution have in common: a kernel, and the number of products it sums."""
+    """What both kinds of convolution have in common: a kernel, and how it moves over the larger tensor."""
 
     weight: Live
-    groups: int
+    in_shape: Shape
+    out_shape: Shape
     stride: Shape
+    padding: Shape
     dilation: Shape
+    groups: int
     weighted = True
     coarse = True
 
@@ -45,17 +49,22 @@ class _Kernel(LinearOp):
         holds. A transposed convolution is part of the transpose of the convolution with the same kernel.
         """
         weight = self.weight()
-        axes = range(weight.dim() - 2)
         size = weight.shape[2:]
-        repeats = [ceil(k * gcd(s, d) / s) for k, s, d in zip(size, self.stride, self.dilation, strict=True)]
+        axes = range(len(size))
+        repeats = []
+        for k, s, d in zip(size, self.stride, self.dilation, strict=True):
+            repeats.append(ceil(k * gcd(s, d) / s))
         proofs = []
-        for rows in chain.from_iterable(combinations(axes, count) for count in range(len(axes) + 1)):
-            columns = [axis for axis in axes if axis not in rows]
-            order = (0, *(2 + axis for axis in rows), 1, *(2 + axis for axis in columns))
-            factor = prod(size[axis] for axis in rows) * prod(repeats[axis] for axis in columns)
+        for in_rows in product((False, True), repeat=len(size)):
+            rows = [axis for axis in axes if in_rows[axis]]
+            columns = [axis for axis in axes if not in_rows[axis]]
+            order = [0, *(2 + axis for axis in rows), 1, *(2 + axis for axis in columns)]
             height = prod(size[axis] for axis in rows)
-            kernels = [k.permute(order).reshape(len(k) * height, -1) for k in weight.chunk(self.groups)]
-            proofs.append((float(factor), kernels))
+            factor = height * prod(repeats[axis] for axis in columns)
+            matrices = []
+            for kernel in weight.chunk(self.groups):
+                matrices.append(kernel.permute(order).reshape(len(kernel) * height, -1))
+            proofs.append((float(factor), matrices))
         return proofs
 
     @property
@@ -64,16 +73,28 @@ class _Kernel(LinearOp):
         return max(shape[0] // self.groups, shape[1]) * prod(shape[2:])
 
     def _apply(self, x: Tensor) -> Tensor:
-        return self._convolve(x, self.weight())
+        return self._multiply(x, self.weight())
 
     def _magnitude(self, x: Tensor) -> Tensor:
-        return self._convolve(x, self.weight().abs())
+        return self._multiply(x, self.weight().abs())
 
     @abstractmethod
-    def _convolve(self, x: Tensor, weight: Tensor) -> Tensor: ...
+    def _multiply(self, x: Tensor, weight: Tensor) -> Tensor: ...
+
+    def _convolve(self, large: Tensor, weight: Tensor) -> Tensor:
+        convolve = _CONV[len(self.stride)]
+        return convolve(large, weight, None, self.stride, self.padding, self.dilation, self.groups)
+
+    def _transpose(self, small: Tensor, weight: Tensor, shape: Shape) -> Tensor:
+        """The transposed convolution with the output padding that gives a row this shape."""
+        options = zip(self.stride, self.padding, self.dilation, weight.shape[2:], strict=True)
+        remainder = []
+        for size, out, (s, p, d, k) in zip(shape[1:], small.shape[2:], options, strict=True):
+            remainder.append(size - ((out - 1) * s - 2 * p + d * (k - 1) + 1))
+        transpose = _CONV_TRANSPOSE[len(self.stride)]
+        return transpose(small, weight, None, self.stride, self.padding, remainder, self.groups, self.dilation)
 
 
-@dataclass(frozen=True)
 class Convolution(_Kernel):
     """Zero-padded cross-correlation in one, two or three dimensions, as torch computes it.
 
@@ -81,70 +102,36 @@ class Convolution(_Kernel):
     that leave a remainder under the stride need no special treatment.
     """
 
-    weight: Live
-    in_shape: Shape
-    out_shape: Shape
-    stride: Shape
-    padding: Shape
-    dilation: Shape
-    groups: int
-
     @property
     def terms(self) -> int:  # type: ignore[override]
         return prod(self.weight().shape[1:])
 
-    def _convolve(self, x: Tensor, weight: Tensor) -> Tensor:
-        convolve = _CONV[len(self.stride)]
-        return convolve(_channels_last(x), weight, None, self.stride, self.padding, self.dilation, self.groups)
+    def _multiply(self, x: Tensor, weight: Tensor) -> Tensor:
+        return self._convolve(_channels_last(x), weight)
 
     def _adjoint(self, y: Tensor) -> Tensor:
-        weight = self.weight()
-        remainder = tuple(
-            size - ((out - 1) * s - 2 * p + d * (k - 1) + 1)
-            for size, out, s, p, d, k in zip(
-                self.in_shape[1:],
-                self.out_shape[1:],
-                self.stride,
-                self.padding,
-                self.dilation,
-                weight.shape[2:],
-                strict=True,
-            )
-        )
-        transpose = _CONV_TRANSPOSE[len(self.stride)]
-        y = _channels_last(y)
-        return transpose(y, weight, None, self.stride, self.padding, remainder, self.groups, self.dilation)
+        return self._transpose(_channels_last(y), self.weight(), self.in_shape)
 
 
-def _channels_last(x: Tensor) -> Tensor:
-    """The memory format in which two-dimensional convolutions are fastest."""
-    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
-
-
-@dataclass(frozen=True)
 class TransposedConvolution(_Kernel):
     """Transposed convolution; its adjoint is the convolution with the same weight, cropped to the input size."""
-
-    weight: Live
-    in_shape: Shape
-    out_shape: Shape
-    stride: Shape
-    padding: Shape
-    output_padding: Shape
-    dilation: Shape
-    groups: int
 
     @property
     def terms(self) -> int:  # type: ignore[override]
         shape = self.weight().shape
         return shape[0] // self.groups * prod(shape[2:])
 
-    def _convolve(self, x: Tensor, weight: Tensor) -> Tensor:
-        transpose = _CONV_TRANSPOSE[len(self.stride)]
-        return transpose(x, weight, None, self.stride, self.padding, self.output_padding, self.groups, self.dilation)
+    def _multiply(self, x: Tensor, weight: Tensor) -> Tensor:
+        return self._transpose(x, weight, self.out_shape)
 
     def _adjoint(self, y: Tensor) -> Tensor:
-        convolve = _CONV[len(self.stride)]
-        x = convolve(y, self.weight(), None, self.stride, self.padding, self.dilation, self.groups)
-        crop = (slice(None), slice(None), *(slice(size) for size in self.in_shape[1:]))
+        x = self._convolve(y, self.weight())
+        crop = (slice(None), slice(None), *map(slice, self.in_shape[1:]))
         return x[crop]
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    """The memory format in which two-dimensional convolutions are fastest."""
+    if x.dim() == 4:
+        return x.contiguous(memory_format=torch.channels_last)
+    return x

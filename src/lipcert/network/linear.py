@@ -38,6 +38,11 @@ class LinearOp(ABC):
         """Most products accumulated for one entry of A x or of Aᵀ y."""
         return max(prod(self.in_shape), prod(self.out_shape))
 
+    @property
+    def covered(self) -> bool:
+        """Whether the rounding errors of the operation can be bounded."""
+        return self.terms >= 0
+
     def apply(self, x: Tensor) -> Tensor:
         """A x for every row of the batch."""
         self._check(x, self.in_shape, "apply")
@@ -53,11 +58,6 @@ class LinearOp(ABC):
         self._check(x, self.in_shape, "magnitude")
         return self._magnitude(x)
 
-    @property
-    def covered(self) -> bool:
-        """Whether the rounding errors of the operation can be bounded."""
-        return self.terms >= 0
-
     def norm_proofs(self) -> list[tuple[float, list[Tensor]]]:
         """Pairs (f, matrices) with ‖A‖₂ ≤ √f·(largest norm of the matrices); none if nothing is known."""
         return []
@@ -66,12 +66,10 @@ class LinearOp(ABC):
         """Whether weights are so small that processors may take them for zero."""
         return False
 
-    def as_matrix(self, like: Tensor | None = None) -> Tensor:
+    def as_matrix(self, like: Tensor) -> Tensor:
         """The dense matrix, `(prod(out_shape), prod(in_shape))`, in the dtype and device of `like`."""
         n = prod(self.in_shape)
-        eye = torch.eye(
-            n, dtype=like.dtype if like is not None else None, device=like.device if like is not None else None
-        )
+        eye = torch.eye(n, dtype=like.dtype, device=like.device)
         return self.apply(eye.reshape(n, *self.in_shape)).reshape(n, -1).T
 
     def _check(self, x: Tensor, shape: Shape, verb: str) -> None:
@@ -94,7 +92,7 @@ class Identity(LinearOp):
 
     in_shape: Shape
     sign: int = 1
-    terms: int = 0
+    terms = 0
     adds = True
 
     @property
@@ -102,7 +100,9 @@ class Identity(LinearOp):
         return self.in_shape
 
     def _apply(self, x: Tensor) -> Tensor:
-        return x if self.sign > 0 else -x
+        if self.sign < 0:
+            return -x
+        return x
 
     def _adjoint(self, y: Tensor) -> Tensor:
         return self._apply(y)
@@ -117,7 +117,7 @@ class Reshape(LinearOp):
 
     in_shape: Shape
     out_shape: Shape
-    terms: int = 0
+    terms = 0
 
     def _apply(self, x: Tensor) -> Tensor:
         return x.reshape(x.shape[0], *self.out_shape)
@@ -193,50 +193,6 @@ class Scale(LinearOp):
         return has_denormals(self.factor())
 
 
-@dataclass(frozen=True)
-class Embed(LinearOp):
-    """Places a block among zeros along one axis: the part of a concatenation that belongs to one input."""
-
-    in_shape: Shape
-    out_shape: Shape
-    axis: int
-    offset: int
-    terms: int = 0
-
-    def _apply(self, x: Tensor) -> Tensor:
-        after = self.out_shape[self.axis] - self.offset - self.in_shape[self.axis]
-        trailing = len(self.in_shape) - 1 - self.axis
-        return F.pad(x, (0, 0) * trailing + (self.offset, after))
-
-    def _adjoint(self, y: Tensor) -> Tensor:
-        return y.narrow(self.axis + 1, self.offset, self.in_shape[self.axis])
-
-    def _magnitude(self, x: Tensor) -> Tensor:
-        return self._apply(x)
-
-
-@dataclass(frozen=True, eq=False)
-class Gather(LinearOp):
-    """y_k = x_{source_k}: every entry of the result is a copy of an entry, found by its number."""
-
-    source: Tensor
-    in_shape: Shape
-    out_shape: Shape
-    terms: int = 0
-
-    def _apply(self, x: Tensor) -> Tensor:
-        chosen = x.reshape(x.shape[0], -1).index_select(1, self.source.to(x.device))
-        return chosen.reshape(x.shape[0], *self.out_shape)
-
-    def _adjoint(self, y: Tensor) -> Tensor:
-        x = y.new_zeros(y.shape[0], prod(self.in_shape))
-        x = x.index_add(1, self.source.to(y.device), y.reshape(y.shape[0], -1))
-        return x.reshape(y.shape[0], *self.in_shape)
-
-    def _magnitude(self, x: Tensor) -> Tensor:
-        return self._apply(x)
-
-
 @dataclass(frozen=True, eq=False)
 class Function(LinearOp):
     """Any linear function of a batch; the adjoint comes from automatic differentiation.
@@ -277,6 +233,12 @@ class Function(LinearOp):
         if not self.nonnegative:
             raise NotImplementedError
         return self._apply(x)
+
+
+def number(value: float) -> Live:
+    """Reads a fixed number."""
+    tensor = torch.tensor(value, dtype=torch.float64)
+    return lambda: tensor
 
 
 def has_denormals(weight: Tensor) -> bool:

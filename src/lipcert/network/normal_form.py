@@ -49,9 +49,12 @@ class Node:
         """How many roundings an entry of the sum can see; 0 if the node only moves entries."""
         if self.exact or not self.edges:
             return 0
-        count = max(edge.op.terms for edge in self.edges) + len(self.edges) - 1
-        moves = all(edge.op.terms == 0 and not edge.op.adds for edge in self.edges)
-        return count if self.offset is None or moves else count + 1
+        products = [edge.op.terms for edge in self.edges]
+        count = max(products) + len(products) - 1
+        adds = any(products) or any(edge.op.adds for edge in self.edges)
+        if self.offset is not None and adds:
+            count += 1
+        return count
 
 
 @dataclass(frozen=True)
@@ -113,8 +116,11 @@ class Network:
         """Distinct names of the sites 0..n."""
         names: list[str] = []
         for site in self.sites[:-1]:
-            count = sum(name == site.name or name.startswith(f"{site.name}#") for name in names)
-            names.append(site.name if count == 0 else f"{site.name}#{count + 1}")
+            same = [name for name in names if name == site.name or name.startswith(f"{site.name}#")]
+            name = site.name
+            if same:
+                name += f"#{len(same) + 1}"
+            names.append(name)
         return names
 
     def out_size(self, site: int) -> int:
@@ -127,15 +133,14 @@ class Network:
 
     def reach(self) -> tuple[list[set[int]], list[set[int]]]:
         """Which nodes linear paths lead to from each site's output, and from which nodes to each site's input."""
-        successors: dict[int, set[int]] = {v: set() for v in range(len(self.nodes))}
-        for v, node in enumerate(self.nodes):
-            for edge in node.edges:
-                successors[edge.source].add(v)
-        behind: list[set[int]] = [set() for _ in self.nodes]
+        reached: list[set[int]] = [{v} for v in range(len(self.nodes))]  # from each node
         for v in reversed(range(len(self.nodes))):
-            behind[v] = {v}.union(*(behind[w] for w in successors[v]))
-        after = [behind[site.output] for site in self.sites[:-1]]
-        before = [{v for v in range(len(self.nodes)) if site.source in behind[v]} for site in self.sites[1:]]
+            for edge in self.nodes[v].edges:
+                reached[edge.source] |= reached[v]
+        after = [reached[site.output] for site in self.sites[:-1]]
+        before = []
+        for site in self.sites[1:]:
+            before.append({v for v in range(len(self.nodes)) if site.source in reached[v]})
         return after, before
 
     def pull(self, site: int, seed: Tensor) -> list[Tensor | None]:
@@ -173,4 +178,6 @@ def rebuilt(network: Network, nodes: Sequence[Node], moved: Mapping[int, int], c
 
 
 def _accumulate(values: dict[int, Tensor], node: int, value: Tensor) -> None:
-    values[node] = values[node] + value if node in values else value
+    if node in values:
+        value = values[node] + value
+    values[node] = value

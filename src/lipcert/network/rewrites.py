@@ -11,18 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from math import prod
 
 import torch
 from torch import Tensor
 
-from lipcert.network.linear import Scale
+from lipcert.network.linear import Scale, number
 from lipcert.network.normal_form import Edge, Network, Node, Site, rebuilt
 from lipcert.network.program import Live, Shape
 from lipcert.network.slopes import Slope
 from lipcert.rounding import gamma
 
-UNIT = Slope(-1.0, 1.0)
 Line = tuple[float | Live, float | Live]
 """(C, S): numbers, or how to read tensors that broadcast over a row."""
 
@@ -34,12 +34,13 @@ def loop_transform(network: Network, lines: Mapping[int, Line]) -> Network:
     sites: dict[int, Site] = {}
     for v, node in enumerate(network.nodes):
         nodes.append(replace(node, edges=_moved_edges(node, moved)))
-        index = network.site_of_output.get(v)
+        index = network.site_of_output.get(v, 0)
         if index in lines:
-            assert index is not None
             site, (centre, radius) = network.sites[index], lines[index]
+            assert site.slope is not None
             source, output = moved[site.source], len(nodes) - 1
-            sites[index] = Site(site.name, source, output, _unit(site))
+            unit = Slope(-1.0, 1.0, elementwise=site.slope.elementwise, group=site.slope.group)
+            sites[index] = Site(site.name, source, output, unit)
             edges = [Edge(output, _scale(radius, node.shape))]
             if centre != 0.0:
                 edges.append(Edge(source, _scale(centre, node.shape)))
@@ -54,89 +55,81 @@ def liplt_lines(network: Network, up: bool = False) -> dict[int, Line]:
     With `up`, S is enlarged by what the rounding of C and S can cost.
     """
     lines: dict[int, Line] = {}
-    for index, site in enumerate(network.sites[1:-1], start=1):
-        slope = site.slope
-        assert slope is not None
-        if isinstance(slope.alpha, float) and isinstance(slope.beta, float):
-            lines[index] = _rounded(slope, up)
+    for index, slope in _slopes(network).items():
+        centre, radius = slope.sector()
+        if isinstance(centre, float) and isinstance(radius, float):
+            if up and centre:
+                radius += gamma(6) * (abs(centre) + radius)
+            lines[index] = centre, radius
         else:
-            lines[index] = _Centre(slope), _Radius(slope, up)
+            lines[index] = partial(_centre, slope), partial(_radius, slope, up)
     return lines
 
 
-def naive_lines(network: Network, up: bool = False) -> dict[int, Line]:
+def naive_lines(network: Network) -> dict[int, Line]:
     """(0, Lip): no loop transformation, which gives the product of norms."""
     lines: dict[int, Line] = {}
-    for index, site in enumerate(network.sites[1:-1], start=1):
-        assert site.slope is not None
-        constant = site.slope.lipschitz()
-        lines[index] = 0.0, (constant if isinstance(constant, float) else _Lipschitz(site.slope))
+    for index, slope in _slopes(network).items():
+        constant = slope.lipschitz()
+        if isinstance(constant, float):
+            lines[index] = 0.0, constant
+        else:
+            lines[index] = 0.0, partial(_lipschitz, slope)
     return lines
 
 
-def _rounded(slope: Slope, up: bool) -> tuple[float, float]:
-    centre, radius = slope.sector()
-    assert isinstance(centre, float)
-    assert isinstance(radius, float)
-    return centre, radius + gamma(6) * (abs(centre) + radius) if up and centre else radius
+def _slopes(network: Network) -> dict[int, Slope]:
+    slopes = {}
+    for index, site in enumerate(network.sites):
+        if site.slope is not None:
+            slopes[index] = site.slope
+    return slopes
 
 
-class _Centre:
-    """Reads the centre of learned slopes."""
-
-    def __init__(self, slope: Slope) -> None:
-        self.slope = slope
-
-    def __call__(self) -> Tensor:
-        return torch.as_tensor(self.slope.sector()[0])
+def _centre(slope: Slope) -> Tensor:
+    return torch.as_tensor(slope.sector()[0])
 
 
-class _Radius(_Centre):
-    """Reads the radius of learned slopes, enlarged for rounding if so wished."""
-
-    def __init__(self, slope: Slope, up: bool) -> None:
-        super().__init__(slope)
-        self.up = up
-
-    def __call__(self) -> Tensor:
-        centre, radius = (torch.as_tensor(value) for value in self.slope.sector())
-        return radius + gamma(6) * (centre.abs() + radius) if self.up else radius
+def _radius(slope: Slope, up: bool) -> Tensor:
+    centre, radius = (torch.as_tensor(value) for value in slope.sector())
+    if up:
+        radius = radius + gamma(6) * (centre.abs() + radius)
+    return radius
 
 
-class _Lipschitz(_Centre):
-    """Reads the constant of learned slopes."""
-
-    def __call__(self) -> Tensor:
-        return torch.as_tensor(self.slope.lipschitz())
-
-
-def _unit(site: Site) -> Slope:
-    """The slopes of ψ, in [−1, 1]."""
-    assert site.slope is not None
-    return replace(UNIT, elementwise=site.slope.elementwise, group=site.slope.group)
+def _lipschitz(slope: Slope) -> Tensor:
+    return torch.as_tensor(slope.lipschitz())
 
 
 def _scale(factor: float | Live, shape: Shape) -> Scale:
     if isinstance(factor, float):
-        number = torch.tensor(factor, dtype=torch.float64)
-        return Scale(lambda: number, shape, terms=1)
+        factor = number(factor)
     return Scale(factor, shape, terms=1)
 
 
 def free_scales(network: Network, site: int, per_neuron: bool = False) -> int:
     """How many entries of a site's diagonal may be chosen: per channel by default, per neuron for vectors."""
-    slope, shape = network.sites[site].slope, network.nodes[network.sites[site].source].shape
+    slope, shape = _site(network, site)
+    if slope.elementwise and per_neuron:
+        return prod(shape)
+    if slope.elementwise:
+        return prod(shape[:1])
+    same_rank = len(network.nodes[network.sites[site].output].shape) == len(shape)
+    if slope.group and same_rank:
+        return shape[0] // slope.group
+    return 1
+
+
+def _site(network: Network, site: int) -> tuple[Slope, Shape]:
+    """The slopes of a nonlinearity, and the shape of its input."""
+    slope = network.sites[site].slope
     assert slope is not None
-    if not slope.elementwise:
-        same_rank = len(network.nodes[network.sites[site].output].shape) == len(shape)
-        return shape[0] // slope.group if slope.group and same_rank else 1
-    return prod(shape) if per_neuron else prod(shape[:1])
+    return slope, network.nodes[network.sites[site].source].shape
 
 
 def spread(scales: Tensor, network: Network, site: int) -> Tensor:
     """The diagonal of a site from its free entries, in a shape that broadcasts over inputs and outputs of the site."""
-    slope, shape = network.sites[site].slope, network.nodes[network.sites[site].source].shape
-    assert slope is not None
+    slope, shape = _site(network, site)
     if slope.elementwise and scales.numel() == prod(shape):
         return scales.reshape(shape)
     if slope.group > 1:
@@ -159,7 +152,7 @@ def rescale(network: Network, diagonals: Mapping[int, Live]) -> Network:
         if index is not None and index in diagonals:
             site, diagonal = network.sites[index], diagonals[index]
             shape = network.nodes[site.source].shape
-            inward = Edge(moved[site.source], Scale(_Reciprocal(diagonal), shape))
+            inward = Edge(moved[site.source], Scale(partial(_reciprocal, diagonal), shape))
             nodes += [Node(f"{node.name} scaled down", shape, (inward,)), node]
             sites[index] = replace(site, source=len(nodes) - 2, output=len(nodes) - 1)
             outward = Edge(len(nodes) - 1, Scale(diagonal, node.shape))
@@ -170,14 +163,8 @@ def rescale(network: Network, diagonals: Mapping[int, Live]) -> Network:
     return rebuilt(network, nodes, moved, sites)
 
 
-class _Reciprocal:
-    """Reads D⁻¹."""
-
-    def __init__(self, diagonal: Live) -> None:
-        self.diagonal = diagonal
-
-    def __call__(self) -> Tensor:
-        return self.diagonal().reciprocal()
+def _reciprocal(diagonal: Live) -> Tensor:
+    return diagonal().reciprocal()
 
 
 def _moved_edges(node: Node, moved: Mapping[int, int]) -> tuple[Edge, ...]:

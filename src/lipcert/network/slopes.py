@@ -47,14 +47,16 @@ class Slope:
 
     def interval(self) -> tuple[float | Tensor, float | Tensor]:
         """(alpha, beta) with learned slopes read now, reduced to their hull."""
-        alpha = self.alpha if isinstance(self.alpha, float) else self.alpha().amin()
-        beta = self.beta if isinstance(self.beta, float) else self.beta().amax()
-        return alpha, beta
+        alpha, beta = self.alpha, self.beta
+        return (alpha().amin() if callable(alpha) else alpha), (beta().amax() if callable(beta) else beta)
 
     def roundings(self, size: int) -> float:
         """Units in the last place by which an entry can be off, for rows of `size` entries that may be mixed."""
-        ulps = self.ulps or 0.0
-        return ulps if self.elementwise or ulps == 0 else ulps + size
+        if not self.ulps:
+            return 0.0
+        if self.elementwise:
+            return self.ulps
+        return self.ulps + size
 
     def lipschitz(self) -> float | Tensor:
         """The Lipschitz constant max(|alpha|, |beta|) of φ; what the naive bound uses."""
@@ -68,11 +70,6 @@ class Slope:
         alpha, beta = self.interval()
         return (alpha + beta) / 2, (beta - alpha) / 2
 
-    @property
-    def has_centre(self) -> bool:
-        """Whether the centre can differ from zero, so that the loop transformation lets linear paths through."""
-        return not (isinstance(self.alpha, float) and isinstance(self.beta, float) and self.alpha + self.beta == 0)
-
 
 def lipschitz_map(constant: float, ulps: float | None = 0.0, group: int = 0) -> Slope:
     """A map that is `constant`-Lipschitz in l2 and not elementwise."""
@@ -81,14 +78,15 @@ def lipschitz_map(constant: float, ulps: float | None = 0.0, group: int = 0) -> 
 
 def along_axis(slope: Slope, axis: int) -> Slope:
     """A map that works along one axis of a row: if that is not the first one, channels may be scaled apart."""
-    return replace(slope, group=1 if axis > 0 else 0)
+    return replace(slope, group=int(axis > 0))
 
 
 def pooling(overlap: int, per_channel: bool) -> Slope:
     """Max-pooling whose windows meet in at most `overlap` at any entry."""
-    root = sqrt(overlap)
-    constant = root if root % 1 == 0 else nextafter(root, inf)
-    return lipschitz_map(constant, group=1 if per_channel else 0)
+    constant = sqrt(overlap)
+    if constant % 1 != 0:
+        constant = nextafter(constant, inf)
+    return lipschitz_map(constant, group=int(per_channel))
 
 
 def leaky(negative_slope: float) -> Slope:

@@ -3,6 +3,10 @@
 A *pair* (j, i) stands for B_ji, the linear map from the output of site i to the input of site j. One row of the batch
 travels for each pair; a node carries the rows of the pairs whose paths lead through it, so a sweep calls every linear
 operation once, however many pairs there are.
+
+For input → f → g → output with a skip connection from the input to g, the pairs are (f, input), (g, input), (g, f) and
+(output, g). The input starts the rows of (f, input) and (g, input), and the sum before g carries (g, input), (g, f): to
+f, the input passes on its first row; to the sum, it passes on its second one, and f adds the other.
 """
 
 from __future__ import annotations
@@ -18,34 +22,78 @@ from lipcert.network.linear import LinearOp
 from lipcert.network.normal_form import Network
 
 Pair = tuple[int, int]
+Piece = tuple[int, int]
+"""(part, row of that part)."""
 
 
 class Sweep:
     """The schedule for the pairs (j, i), i < j ≤ last, that a linear path joins, or for `only` some of them.
 
-    `starts[i]` lists the pairs that begin at
-    site i and `ends[j]` those that end at site j, in the order of the rows of the corresponding tensors; `pairs` lists
-    all, by j, then i.
+    `starts[i]` lists the pairs that begin at site i and `ends[j]` those that end at site j, in the order of the rows of
+    the corresponding tensors; `pairs` lists all, by j, then i.
     """
 
     def __init__(self, network: Network, last: int, only: Collection[Pair] | None = None) -> None:
         self.network = network
+        self.pairs: list[Pair] = []
+        self.starts: dict[int, list[Pair]] = {}
+        self.ends: dict[int, list[Pair]] = {}
+        self._position: list[dict[Pair, int]] = [{} for _ in network.nodes]
         after, before = network.reach()
-        sites = network.sites
-        joined = [(j, i) for j in range(1, last + 1) for i in range(j) if sites[j].source in after[i]]
-        self.pairs: list[Pair] = joined if only is None else [pair for pair in joined if pair in only]
-        self.starts = {i: rows for i in range(last) if (rows := [p for p in self.pairs if p[1] == i])}
-        self.ends = {j: rows for j in range(1, last + 1) if (rows := [p for p in self.pairs if p[0] == j])}
-        carried = [
-            [(j, i) for j, i in self.pairs if v in after[i] and v in before[j - 1]] for v in range(len(network.nodes))
-        ]
-        self._position = [{pair: k for k, pair in enumerate(rows)} for rows in carried]
-        self._start_rows = {i: self._rows(sites[i].output, rows) for i, rows in self.starts.items()}
-        self._ends_at: list[list[tuple[int, _Rows]]] = [[] for _ in network.nodes]
-        for j, rows in self.ends.items():
-            self._ends_at[sites[j].source].append((j, self._rows(sites[j].source, rows)))
-        self._links = [self._links_into(v) for v in range(len(network.nodes))]
-        self._place_forward, self._place_adjoint = self._placements()
+        for j in range(1, last + 1):
+            for i in range(j):
+                if network.sites[j].source in after[i] and (only is None or (j, i) in only):
+                    self._add((j, i), after[i] & before[j - 1])
+        self.starts = dict(sorted(self.starts.items()))
+        self._schedule()
+
+    def _add(self, pair: Pair, path: set[int]) -> None:
+        """A row for a pair on every node of the paths that join it."""
+        j, i = pair
+        self.pairs.append(pair)
+        self.starts.setdefault(i, []).append(pair)
+        self.ends.setdefault(j, []).append(pair)
+        for v in path:
+            self._position[v][pair] = len(self._position[v])
+
+    def _schedule(self) -> None:
+        """Which rows travel along which edge, and where the parts of a node go, in the order of their production."""
+        nodes, sites = self.network.nodes, self.network.sites
+        self._links: list[list[_Link]] = [[] for _ in nodes]
+        self._ends_at: list[list[tuple[int, _Rows]]] = [[] for _ in nodes]
+        forward: list[list[_Rows]] = [[] for _ in nodes]
+        adjoint: list[list[_Rows]] = [[] for _ in nodes]
+        for j, pairs in self.ends.items():
+            rows = self._rows(sites[j].source, pairs)
+            self._ends_at[sites[j].source].append((j, rows))
+            adjoint[sites[j].source].append(rows)
+        for v in reversed(range(len(nodes))):
+            for edge in nodes[v].edges:
+                common = [pair for pair in self._position[edge.source] if pair in self._position[v]]
+                if common:
+                    take, put = self._rows(edge.source, common), self._rows(v, common)
+                    self._links[v].append(_Link(edge.source, edge.op, take, put))
+                    forward[v].append(put)
+                    adjoint[edge.source].append(take)
+        self._start_rows = {}
+        for i, pairs in self.starts.items():
+            self._start_rows[i] = self._rows(sites[i].output, pairs)
+            forward[sites[i].output].append(self._start_rows[i])
+        self._place_forward = self._placements(forward)
+        self._place_adjoint = self._placements(adjoint)
+
+    def _rows(self, v: int, pairs: list[Pair]) -> _Rows:
+        return _Rows([self._position[v][pair] for pair in pairs], len(self._position[v]))
+
+    def _placements(self, parts: list[list[_Rows]]) -> list[_Placement]:
+        placements = []
+        for rows, position in zip(parts, self._position, strict=True):
+            pieces: list[list[Piece]] = [[] for _ in position]
+            for part, some in enumerate(rows):
+                for row, place in enumerate(some.positions):
+                    pieces[place].append((part, row))
+            placements.append(_Placement([len(some.positions) for some in rows], pieces))
+        return placements
 
     def forward(self, starts: dict[int, Tensor]) -> dict[int, Tensor]:
         """B_ji x_ji for all pairs: from the rows of x at each start site i to the rows of B x at each end site j."""
@@ -54,7 +102,9 @@ class Sweep:
         for v in range(len(self.network.nodes)):
             if not self._position[v]:
                 continue
-            parts = [link.op.apply(link.take.select(values[link.source])) for link in self._links[v]]
+            parts = []
+            for link in self._links[v]:
+                parts.append(link.op.apply(link.take.select(values[link.source])))
             site = self.network.site_of_output.get(v)
             if site in self._start_rows:
                 parts.append(starts[site])
@@ -70,7 +120,8 @@ class Sweep:
         for v in reversed(range(len(self.network.nodes))):
             if not self._position[v]:
                 continue
-            y = self._place_adjoint[v].assemble([ends[j] for j, _ in self._ends_at[v]] + parts[v])
+            ending = [ends[j] for j, _ in self._ends_at[v]]
+            y = self._place_adjoint[v].assemble(ending + parts[v])
             parts[v] = []
             site = self.network.site_of_output.get(v)
             if site in self._start_rows:
@@ -79,92 +130,62 @@ class Sweep:
                 parts[link.source].append(link.op.adjoint(link.put.select(y)))
         return starts
 
-    def _links_into(self, v: int) -> list[_Link]:
-        links = []
-        for edge in self.network.nodes[v].edges:
-            common = [pair for pair in self._position[edge.source] if pair in self._position[v]]
-            if common:
-                links.append(_Link(edge.source, edge.op, self._rows(edge.source, common), self._rows(v, common)))
-        return links
-
-    def _placements(self) -> tuple[list[_Placement], list[_Placement]]:
-        """Where the parts of a node go, in the order in which `forward` and `adjoint` produce them."""
-        size = len(self.network.nodes)
-        into: list[list[_Rows]] = [[link.put for link in links] for links in self._links]
-        for i, rows in self._start_rows.items():
-            into[self.network.sites[i].output].append(rows)
-        back: list[list[_Rows]] = [[rows for _, rows in self._ends_at[v]] for v in range(size)]
-        for v in reversed(range(size)):
-            for link in self._links[v]:
-                back[link.source].append(link.take)
-        counts = [len(position) for position in self._position]
-        forward = [_Placement.of(into[v], counts[v]) for v in range(size)]
-        return forward, [_Placement.of(back[v], counts[v]) for v in range(size)]
-
-    def _rows(self, v: int, pairs: list[Pair]) -> _Rows:
-        return _Rows([self._position[v][pair] for pair in pairs], len(self._position[v]))
-
 
 class _Rows:
     """Some of the rows that a node carries, in a given order."""
 
     def __init__(self, positions: list[int], size: int) -> None:
         self.positions = positions
-        self._runs = _Placement([list(range(size))], [[(0, k)] for k in positions])
+        self._placement = _Placement([size], [[(0, position)] for position in positions])
 
     def select(self, value: Tensor) -> Tensor:
-        return self._runs.assemble([value])
+        return self._placement.assemble([value])
 
 
 class _Placement:
     """Assembles rows from parts: rows given by several parts add up, rows given by none are zero.
 
     Consecutive rows move together. One split per part and one concatenation move everything: they keep the memory
-    format, and differentiating them copies every row once.
+    format, and differentiating them copies every row once. For example, from parts a of 3 rows and b of 2 rows, the
+    rows a₀, a₁ + b₀, a₂ + b₁, 0 are three segments: a₀, then (a₁, a₂) + (b₀, b₁), then 0; a is split into 1 + 2 rows.
     """
 
-    def __init__(self, parts: list[list[int]], rows: list[list[tuple[int, int]]]) -> None:
-        """`parts[p]` are the rows of part p; `rows[k]` lists the (part, row of that part) that make up row k."""
-        segments: list[tuple[list[tuple[int, int]], int]] = []
-        for terms in rows:
-            if segments:
-                previous, length = segments[-1]
-                if terms == [(part, row + length) for part, row in previous]:
-                    segments[-1] = (previous, length + 1)
+    def __init__(self, lengths: list[int], rows: list[list[Piece]]) -> None:
+        """`lengths[p]` is the number of rows of part p; `rows[k]` lists the pieces that add up to row k."""
+        self._segments: list[tuple[list[Piece], int]] = []
+        for pieces in rows:
+            if self._segments:
+                first, count = self._segments[-1]
+                if pieces == [(part, row + count) for part, row in first]:
+                    self._segments[-1] = (first, count + 1)
                     continue
-            segments.append((terms, 1))
-        starts = [
-            sorted({0} | {edge for terms, n in segments for q, row in terms if q == p for edge in (row, row + n)})
-            for p in range(len(parts))
-        ]
-        self._sizes = [
-            [b - a for a, b in pairwise([*edges, len(part)]) if b > a]
-            for edges, part in zip(starts, parts, strict=True)
-        ]
-        self._segments = [([(p, starts[p].index(row)) for p, row in terms], length) for terms, length in segments]
-
-    @classmethod
-    def of(cls, parts: list[_Rows], size: int) -> _Placement:
-        """The rows 0..size−1 of a node from parts that know their positions in it."""
-        positions = [part.positions for part in parts]
-        return cls(positions, [[(p, at.index(k)) for p, at in enumerate(positions) if k in at] for k in range(size)])
+            self._segments.append((pieces, 1))
+        cuts = [{0, length} for length in lengths]
+        for pieces, count in self._segments:
+            for part, row in pieces:
+                cuts[part] |= {row, row + count}
+        self._cuts = [sorted(places) for places in cuts]
 
     def assemble(self, parts: list[Tensor]) -> Tensor:
-        pieces = [
-            (part,) if len(sizes) == 1 else part.split_with_sizes(sizes)
-            for part, sizes in zip(parts, self._sizes, strict=True)
-        ]
-        rows = [self._sum([pieces[p][k] for p, k in terms], length, parts[0]) for terms, length in self._segments]
-        return rows[0] if len(rows) == 1 else torch.cat(rows)
-
-    @staticmethod
-    def _sum(terms: list[Tensor], length: int, like: Tensor) -> Tensor:
-        if not terms:
-            return torch.zeros_like(like[:1]).expand(length, *like.shape[1:])
-        total = terms[0]
-        for term in terms[1:]:
-            total = total + term
-        return total
+        """The rows, from the parts."""
+        split: dict[Piece, Tensor] = {}
+        for p, (part, cuts) in enumerate(zip(parts, self._cuts, strict=True)):
+            pieces: tuple[Tensor, ...] = (part,)
+            if len(cuts) > 2:
+                pieces = part.split_with_sizes([end - start for start, end in pairwise(cuts)])
+            for start, piece in zip(cuts, pieces, strict=False):
+                split[p, start] = piece
+        segments = []
+        for terms, count in self._segments:
+            total = None
+            for term in terms:
+                total = split[term] if total is None else total + split[term]
+            if total is None:
+                total = torch.zeros_like(parts[0][:1]).expand(count, *parts[0].shape[1:])
+            segments.append(total)
+        if len(segments) == 1:
+            return segments[0]
+        return torch.cat(segments)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lipcert.display import NOTHING
 from lipcert.layout import CONFIG
-from lipcert.report.comparison import duration
+from lipcert.report.side_by_side import duration
 from lipcert.runs import RunFolder
 
 Origin = dict[str, str]

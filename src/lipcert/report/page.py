@@ -11,9 +11,9 @@ from markupsafe import Markup
 
 from lipcert.files import write_text
 from lipcert.layout import FIGURES, LATEX, MARKDOWN, PAGE
-from lipcert.report.comparison import compare, percent
 from lipcert.report.drawing import Drawings
 from lipcert.report.sections import SECTIONS, Material
+from lipcert.report.side_by_side import compare, percent
 from lipcert.report.slider import slider
 from lipcert.runs import RunFolder, read_runs
 

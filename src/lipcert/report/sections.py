@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lipcert.report.comparison import compare
 from lipcert.report.drawing import Drawings, Drawn, data_uri
 from lipcert.report.origin import origins
+from lipcert.report.side_by_side import compare
 from lipcert.report.slider import FRAME, Slider, run_colours
 from lipcert.runs import RunFolder
 from lipcert.runs.folder import Picture

@@ -1,20 +1,8 @@
 """Rules: one operator → linear operations or a slope interval."""
 
-from lipcert.network.rules import activation, affine, arithmetic, pooling, refusals, shape
-from lipcert.network.rules.registry import VIEWS, Call, Constant, Input, Refusal, Sum, register_rule
+from lipcert.network.rules import activation, affine, arithmetic, order, pooling, refusals, shape, writing
+from lipcert.network.rules.call import Call, Constant, Input, Refusal, Result, Sum
+from lipcert.network.rules.registry import VIEWS, register_rule
 
-__all__ = [
-    "VIEWS",
-    "Call",
-    "Constant",
-    "Input",
-    "Refusal",
-    "Sum",
-    "activation",
-    "affine",
-    "arithmetic",
-    "pooling",
-    "refusals",
-    "register_rule",
-    "shape",
-]
+__all__ = ["VIEWS", "Call", "Constant", "Input", "Refusal", "Result", "Sum", "register_rule"]
+__all__ += ["activation", "affine", "arithmetic", "order", "pooling", "refusals", "shape", "writing"]

@@ -13,9 +13,8 @@ from lipcert.errors import TrainingModeError
 from lipcert.network.convolution import Convolution, TransposedConvolution
 from lipcert.network.linear import Dense, Function, Scale
 from lipcert.network.program import Live, Shape
-from lipcert.network.rules.registry import Call, Constant, Input, Refusal, Result, register_rule
-
-aten = torch.ops.aten
+from lipcert.network.rules.call import Call, Constant, Input, Refusal, Result
+from lipcert.network.rules.registry import rule_for
 
 
 def _constant(value: Any, what: str = "weight") -> Live:
@@ -24,10 +23,10 @@ def _constant(value: Any, what: str = "weight") -> Live:
     return value.read
 
 
-def _input(value: Any) -> Input:
+def _row_shape(value: Any) -> Shape:
     if not isinstance(value, Input):
         raise Refusal("its first argument does not depend on the network's input")
-    return value
+    return value.shape
 
 
 def _constant_bias(bias: Any) -> None:
@@ -35,30 +34,32 @@ def _constant_bias(bias: Any) -> None:
         raise Refusal("its bias depends on the network's input; add it afterwards")
 
 
-@register_rule(aten.linear, aten.inner)
+@rule_for("linear inner")
 def linear(call: Call, x: Any, weight: Any, bias: Any = None) -> Result:
     _constant_bias(bias)
     read = _constant(weight)
+    shape = _row_shape(x)
     if read().dim() != 2:
-        return call.product(terms=_input(x).shape[-1])
-    return Dense(read, _input(x).shape, call.out_shape)
+        return call.product(terms=shape[-1])
+    return Dense(read, shape, call.out_shape)
 
 
-@register_rule(aten.matmul, aten.mm, aten.bmm, aten.mv)
+@rule_for("matmul mm bmm mv")
 def matmul(call: Call, a: Any, b: Any) -> Result:
     if isinstance(a, Input) and isinstance(b, Input):
         raise Refusal("a product of two matrices that depend on the input is not linear; use a constant matrix")
-    if isinstance(a, Input) and isinstance(b, Constant) and b().dim() == 2:
-        read = b.read
-        return Dense(lambda: read().T, a.shape, call.out_shape)
-    # With a batch of matrices on the other side, rows stay apart because the batch axis is in front of both.
     shape = call.input.shape
-    if isinstance(b, Input) and len(shape) < 2:
+    if isinstance(a, Input):
+        if b().dim() == 2:
+            return Dense(lambda: b().T, shape, call.out_shape)
+        return call.product(terms=shape[-1])
+    # With a batch of matrices on the other side, rows stay apart because the batch axis is in front of both.
+    if len(shape) < 2:
         raise Refusal("it multiplies a constant matrix by a tensor whose rows are columns; use x @ W")
-    return call.product(terms=shape[-1] if isinstance(a, Input) else shape[-2])
+    return call.product(terms=shape[-2])
 
 
-@register_rule(aten.addmm)
+@rule_for("addmm")
 def addmm(call: Call, bias: Any, x: Any, weight: Any, *, beta: float = 1, alpha: float = 1) -> Result:
     _constant_bias(bias)
     if alpha != 1:
@@ -66,149 +67,115 @@ def addmm(call: Call, bias: Any, x: Any, weight: Any, *, beta: float = 1, alpha:
     return matmul(call, x, weight)
 
 
-@register_rule(aten.addmv, aten.baddbmm, aten.addbmm, aten.addr)
-def product_and_sum(call: Call, *args: Any, **kwargs: Any) -> Result:
-    raise Refusal("write it as a product and a sum, bias + a @ b")
-
-
-@register_rule(aten.tensordot)
+@rule_for("tensordot")
 def tensordot(call: Call, a: Any, b: Any, dims_a: Any, dims_b: Any) -> Result:
     if not isinstance(a, Input) or not isinstance(b, Constant):
         raise Refusal("its first argument must be the network's input, and the second one constant; use einsum")
     return call.product(terms=prod(a.shape[call.axis(dim)] for dim in dims_a))
 
 
-@register_rule(aten.bilinear)
-def bilinear(call: Call, *args: Any, **kwargs: Any) -> Result:
-    raise Refusal("a product of two tensors that depend on the input is not Lipschitz; use nn.Linear")
-
-
-@register_rule(aten.einsum)
+@rule_for("einsum")
 def einsum(call: Call, equation: str, tensors: Any, path: Any = None) -> Result:
-    places = [place for place, tensor in enumerate(tensors) if isinstance(tensor, Input)]
-    if len(places) != 1:
+    if len(call.inputs) != 1:
         raise Refusal("a product of two tensors that depend on the input is not linear; use a constant")
-    letters = equation.replace(" ", "").split("->")
-    operand = letters[0].split(",")[places[0]]
-    if len(letters) < 2 or "." in equation or letters[1][:1] != operand[:1] or operand.count(operand[0]) > 1:
+    left, arrow, result = equation.replace(" ", "").partition("->")
+    operands = left.split(",")
+    operand = operands[tensors.index(call.input)]
+    if not arrow or "." in equation or result[:1] != operand[:1] or operand.count(operand[0]) > 1:
         raise Refusal("write its equation with the batch axis in front on both sides, such as 'bi,oi->bo'")
     sizes: dict[str, int] = {}
-    for named, tensor in zip(letters[0].split(","), tensors, strict=True):
-        shape = (1, *tensor.shape) if isinstance(tensor, Input) else tensor().shape
-        sizes |= dict(zip(named, shape, strict=True))
-    summed = prod(size for letter, size in sizes.items() if letter not in letters[1])  # by one product, or by several
-    return call.product(terms=summed + len(tensors))
+    for letters, tensor in zip(operands, tensors, strict=True):
+        shape = (1, *call.input.shape)
+        if isinstance(tensor, Constant):
+            shape = tuple(tensor().shape)
+        sizes.update(zip(letters, shape, strict=True))
+    for letter in result:
+        del sizes[letter]
+    return call.product(terms=prod(sizes.values()) + len(tensors))  # summed by one product, or by several
 
 
-@register_rule(aten.conv1d, aten.conv2d, aten.conv3d)
-def convolution(
-    call: Call,
-    x: Any,
-    weight: Any,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> Result:
+def per_axis(value: Any, axes: int) -> Shape:
+    """One number for each axis, from one for each or one for all."""
+    if isinstance(value, int):
+        return (value,) * axes
+    if len(value) == 1:
+        return tuple(value) * axes
+    return tuple(value)
+
+
+def _kernel(x: Any, weight: Any, bias: Any) -> tuple[Live, Shape, int]:
+    """How to read the kernel, the shape of a row, and the number of spatial axes."""
+    _constant_bias(bias)
+    read, shape = _constant(weight), _row_shape(x)
+    axes = read().dim() - 2
+    if len(shape) != axes + 1:
+        raise Refusal("it takes the batch axis for that of the channels; give its input a batch axis")
+    return read, shape, axes
+
+
+@rule_for("conv1d conv2d conv3d")
+def convolution(call: Call, x: Any, weight: Any, bias: Any = None, *args: Any, **kwargs: Any) -> Result:
     """A convolution, preceded by an explicit padding where the padding differs between the sides."""
-    _constant_bias(bias)
-    read, shape = _constant(weight), _input(x).shape
-    kernel = read().shape[2:]
-    dims = len(kernel)
-    if len(shape) != dims + 1:
-        raise Refusal("it takes the batch axis for that of the channels; give its input a batch axis")
-    stride, dilation = _tuple(stride, dims), _tuple(dilation, dims)
+    read, shape, axes = _kernel(x, weight, bias)
+    stride = per_axis(call.argument("stride"), axes)
+    dilation = per_axis(call.argument("dilation"), axes)
+    groups = call.argument("groups")
+    padding = call.argument("padding")
     if padding == "valid":
-        before = after = (0,) * dims
-    elif padding == "same":
-        total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
-        before, after = tuple(t // 2 for t in total), tuple(t - t // 2 for t in total)
-    else:
-        before = after = _tuple(padding, dims)
-    if before == after:
-        return Convolution(read, shape, call.out_shape, stride, before, dilation, groups)
-    pads = [width for pair in reversed(list(zip(before, after, strict=True))) for width in pair]
-    padded = (shape[0], *(n + b + a for n, b, a in zip(shape[1:], before, after, strict=True)))
-    pad = Function(lambda t: F.pad(t, pads), shape, padded, terms=0, nonnegative=True)
-    return [pad, Convolution(read, padded, call.out_shape, stride, (0,) * dims, dilation, groups)]
+        padding = 0
+    if padding != "same":
+        return Convolution(read, shape, call.out_shape, stride, per_axis(padding, axes), dilation, groups)
+    before, sides, padded = [], [], [shape[0]]
+    for side, kernel, step in zip(shape[1:], read().shape[2:], dilation, strict=True):
+        total = step * (kernel - 1)
+        before.append(total // 2)
+        sides.append((total // 2, total - total // 2))
+        padded.append(side + total)
+    if all(left == right for left, right in sides):
+        return Convolution(read, shape, call.out_shape, stride, tuple(before), dilation, groups)
+    widths = [width for pair in reversed(sides) for width in pair]  # F.pad starts with the last axis
+    pad = Function(lambda t: F.pad(t, widths), shape, tuple(padded), terms=0, nonnegative=True)
+    return [pad, Convolution(read, pad.out_shape, call.out_shape, stride, (0,) * axes, dilation, groups)]
 
 
-@register_rule(aten.conv_transpose1d, aten.conv_transpose2d, aten.conv_transpose3d)
-def transposed_convolution(
-    call: Call,
-    x: Any,
-    weight: Any,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    output_padding: Any = 0,
-    groups: int = 1,
-    dilation: Any = 1,
-) -> Result:
-    _constant_bias(bias)
-    read, shape = _constant(weight), _input(x).shape
-    dims = read().dim() - 2
-    if len(shape) != dims + 1:
-        raise Refusal("it takes the batch axis for that of the channels; give its input a batch axis")
-    strides, pads, extra, gaps = (_tuple(value, dims) for value in (stride, padding, output_padding, dilation))
-    return TransposedConvolution(read, shape, call.out_shape, strides, pads, extra, gaps, groups)
+@rule_for("conv_transpose1d conv_transpose2d conv_transpose3d")
+def transposed_convolution(call: Call, x: Any, weight: Any, bias: Any = None, *args: Any, **kwargs: Any) -> Result:
+    read, shape, axes = _kernel(x, weight, bias)
+    stride, padding, dilation = (per_axis(call.argument(name), axes) for name in ("stride", "padding", "dilation"))
+    return TransposedConvolution(read, shape, call.out_shape, stride, padding, dilation, call.argument("groups"))
 
 
-@register_rule(aten.batch_norm)
-def batch_norm(
-    call: Call,
-    x: Any,
-    weight: Any,
-    bias: Any,
-    mean: Any,
-    variance: Any,
-    training: bool,
-    momentum: float,
-    eps: float,
-    *_: Any,
-) -> Result:
+@rule_for(
+    "batch_norm _native_batch_norm_legit_no_training _native_batch_norm_legit_functional _native_batch_norm_legit"
+)
+def batch_norm(call: Call, x: Any, weight: Any, bias: Any, *args: Any) -> Result:
+    """y = (x − mean)/√(variance + eps)·weight + bias, per channel."""
+    mean, variance = call.argument("running_mean"), call.argument("running_var")
+    eps: float = call.argument("eps")
     if mean is None or variance is None:
         raise Refusal("without running statistics its output depends on the whole batch; set track_running_stats=True")
-    if training:
+    if call.argument("training"):
         raise TrainingModeError(
             f"{call.name} (BatchNorm) is in training mode, where it depends on the batch; call model.eval() first"
         )
-    return _normalisation(call, _input(x), weight, bias, mean, variance, eps)
-
-
-@register_rule(aten._native_batch_norm_legit_no_training)
-def functional_batch_norm(
-    call: Call, x: Any, weight: Any, bias: Any, mean: Any, variance: Any, momentum: float, eps: float
-) -> Result:
-    return _normalisation(call, _input(x), weight, bias, mean, variance, eps)
-
-
-@register_rule(aten._native_batch_norm_legit_functional, aten._native_batch_norm_legit)
-def training_batch_norm(call: Call, x: Any, weight: Any, bias: Any, mean: Any, variance: Any, *_: Any) -> Result:
-    return batch_norm(call, x, weight, bias, mean, variance, True, 0.1, 1e-5)
-
-
-def _normalisation(call: Call, x: Input, weight: Any, bias: Any, mean: Any, variance: Any, eps: float) -> Result:
-    """y = (x − mean)/√(variance + eps)·weight + bias, per channel."""
-
-    def per_channel(values: Tensor) -> Tensor:
-        return values.reshape(-1, *(1,) * (len(x.shape) - 1))
-
+    shape = _row_shape(x)
     read_mean, read_variance = _constant(mean, "mean"), _constant(variance, "variance")
     if bool((read_variance() + eps < torch.finfo(torch.float32).tiny).any()):  # NaN is refused elsewhere, by its name
         raise Refusal("its running variance is negative, or too small; restore the last good statistics, or raise eps")
 
+    def per_channel(values: Tensor) -> Tensor:
+        return values.reshape(-1, *(1,) * (len(shape) - 1))
+
     def scale() -> Tensor:
-        inverse = (read_variance() + eps).rsqrt()
-        return inverse * weight() if weight is not None else inverse
+        factor = (read_variance() + eps).rsqrt()
+        if weight is not None:
+            factor = factor * weight()
+        return factor
 
     def offset() -> Tensor:
         added = (read_mean() * scale()).abs()
-        return per_channel(added + bias().abs() if bias is not None else added)
+        if bias is not None:
+            added = added + bias().abs()
+        return per_channel(added)
 
-    return Scale(lambda: per_channel(scale()), x.shape, terms=6, offset=offset)
-
-
-def _tuple(value: Any, dims: int) -> Shape:
-    return (value,) * dims if isinstance(value, int) else tuple(value) * (dims if len(value) == 1 and dims > 1 else 1)
+    return Scale(lambda: per_channel(scale()), shape, terms=6, offset=offset)

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
-from lipcert.network.rules.registry import Call, Refusal, Result, register_rule
-
-aten = torch.ops.aten
+from lipcert.network.rules.call import Call, Refusal, Result
+from lipcert.network.rules.registry import Rule, rule_for
 
 DEFAULT = "register a rule with @lipcert.register_rule, or rewrite it with supported operations"
 _STATISTIC = (
@@ -21,55 +18,45 @@ _QUOTIENT = (
 )
 _ATTENTION = "attention is not globally Lipschitz; lipcert bounds feed-forward networks"
 _RECURRENT = "recurrent layers are not supported; lipcert bounds feed-forward networks"
-_GATE = "a product of two tensors that depend on the input is not Lipschitz; use a network without gating"
 _LOGITS = "it does not change the prediction: remove it and certify the logits"
 _JUMPS = "it jumps, so no constant bounds its slope; use a continuous activation such as Softshrink or ReLU"
 _STEEP = "its slope is not bounded; use an activation with bounded slopes, such as tanh or softplus"
+_PRODUCT = "a product of two tensors that depend on the input is not Lipschitz; use"
 
-_OPERATORS: dict[str, tuple[Any, ...]] = {
-    _STATISTIC: (aten.layer_norm, aten.native_layer_norm, aten.group_norm, aten.native_group_norm, aten.instance_norm,
-                 aten.rms_norm),
-    _ATTENTION: (aten.scaled_dot_product_attention,),
-    _RECURRENT: (aten.lstm, aten.gru, aten.rnn_tanh, aten.rnn_relu, aten.lstm_cell, aten.gru_cell, aten.rnn_tanh_cell,
-                 aten.rnn_relu_cell),
-    _GATE: (aten.glu,),
-    _LOGITS: (aten.log_softmax, aten._log_softmax),
-    _JUMPS: (aten.hardshrink, aten.sign, aten.sgn, aten.round, aten.floor, aten.ceil, aten.trunc, aten.floor_divide,
-             aten.remainder, aten.fmod, aten.frac, aten.heaviside),
-    _STEEP: (aten.exp, aten.exp2, aten.expm1, aten.pow, aten.float_power, aten.square, aten.sqrt, aten.log, aten.log2,
-             aten.log10, aten.log1p, aten.reciprocal, aten.rsqrt, aten.sinh, aten.cosh, aten.tan, aten.prod),
-}  # fmt: skip
-MODULES = {
-    "LayerNorm": _STATISTIC,
-    "GroupNorm": _STATISTIC,
-    "InstanceNorm1d": _STATISTIC,
-    "InstanceNorm2d": _STATISTIC,
-    "InstanceNorm3d": _STATISTIC,
-    "RMSNorm": _STATISTIC,
+_OPERATORS = {
+    "layer_norm native_layer_norm group_norm native_group_norm instance_norm rms_norm": _STATISTIC,
+    "scaled_dot_product_attention": _ATTENTION,
+    "lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell": _RECURRENT,
+    "glu": f"{_PRODUCT} a network without gating",
+    "bilinear": f"{_PRODUCT} nn.Linear",
+    "addmv baddbmm addbmm addr": "write it as a product and a sum, bias + a @ b",
+    "msort": "it sorts along the batch axis; use torch.sort with dim",
+    "upsample_bicubic2d": "interpolation mode 'bicubic': use nearest or (bi/tri)linear",
+    "empty_like new_empty": "its entries are not set; use torch.zeros_like or x.new_zeros",
+    "log_softmax _log_softmax": _LOGITS,
+    "hardshrink sign sgn round floor ceil trunc floor_divide remainder fmod frac heaviside": f"{_JUMPS}; or {DEFAULT}",
+    "exp exp2 expm1 pow float_power square sqrt log log2 log10 log1p reciprocal rsqrt": f"{_STEEP}; or {DEFAULT}",
+    "sinh cosh tan prod": f"{_STEEP}; or {DEFAULT}",
+}
+_MODULES = {
+    "LayerNorm GroupNorm InstanceNorm1d InstanceNorm2d InstanceNorm3d RMSNorm": _STATISTIC,
     "LocalResponseNorm": _QUOTIENT,
-    "MultiheadAttention": _ATTENTION,
-    "TransformerEncoderLayer": _ATTENTION,
-    "TransformerEncoder": _ATTENTION,
-    "Transformer": _ATTENTION,
-    "LSTM": _RECURRENT,
-    "GRU": _RECURRENT,
-    "RNN": _RECURRENT,
-    "LSTMCell": _RECURRENT,
-    "GRUCell": _RECURRENT,
-    "RNNCell": _RECURRENT,
+    "MultiheadAttention TransformerEncoderLayer TransformerEncoder Transformer": _ATTENTION,
+    "LSTM GRU RNN LSTMCell GRUCell RNNCell": _RECURRENT,
     "LogSoftmax": _LOGITS,
 }
-"""Modules of torch.nn that are refused as a whole, whichever of their operations has no rule."""
+MODULES: dict[str, str] = {}
+"""Remedies for modules of torch.nn that are refused as a whole, whichever of their operations has no rule."""
+for _names, _remedy in _MODULES.items():
+    MODULES.update(dict.fromkeys(_names.split(), _remedy))
 
 
-def _refuse(remedy: str) -> Any:
+def _refuse(remedy: str) -> Rule:
     def rule(call: Call, *args: Any, **kwargs: Any) -> Result:
-        if remedy in (_STEEP, _JUMPS):
-            raise Refusal(f"{remedy}; or {DEFAULT}")
         raise Refusal(remedy)
 
     return rule
 
 
-for _remedy, _keys in _OPERATORS.items():
-    register_rule(*_keys)(_refuse(_remedy))
+for _operators, _remedy in _OPERATORS.items():
+    rule_for(_operators)(_refuse(_remedy))

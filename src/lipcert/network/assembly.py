@@ -1,0 +1,102 @@
+"""The normal form under construction: what rules return becomes nodes and sites, once it has been tried out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lipcert.network.checks import check_linear, check_passed, check_site
+from lipcert.network.linear import Identity, LinearOp, Scale, number
+from lipcert.network.normal_form import Edge, Node, Site
+from lipcert.network.program import Live, Shape
+from lipcert.network.rules.call import Call, Extremum, Input, Refusal, Sum, broadcast
+from lipcert.network.slopes import ABS, Slope
+
+
+class Assembly:
+    """Nodes and sites; rules are tried out in this type unless `check` is False."""
+
+    def __init__(self, dtype: torch.dtype, check: bool) -> None:
+        self.dtype, self.check = dtype, check
+        self.nodes: list[Node] = []
+        self.sites: list[Site] = []
+
+    def add(self, name: str, shape: Shape, *edges: Edge, offset: Live | None = None, exact: bool = False) -> Input:
+        """Append a node."""
+        self.nodes.append(Node(name, shape, edges, offset, exact))
+        return Input(len(self.nodes) - 1, shape)
+
+    def append(self, call: Call, result: Any) -> Input:
+        """Append what a rule returned."""
+        if isinstance(result, Slope):
+            return self._nonlinearity(call, result)
+        if isinstance(result, Extremum):
+            return self._extremum(call, result)
+        if not isinstance(result, Input):
+            return self._linear(call, result)
+        if result.shape != call.out_shape:
+            raise Refusal(f"its rule passes on a tensor of shape {result.shape}, its result has {call.out_shape}")
+        if self.check:
+            check_passed(call, result)
+        return result
+
+    def _linear(self, call: Call, result: Any) -> Input:
+        """A sum of chains: the last operations of all chains are edges of one node, the ones before are nodes."""
+        if not isinstance(result, Sum):
+            result = Sum([(call.inputs[0], result)])
+        terms, edges = [], []
+        for value, operations in result.terms:
+            chain = [operations] if isinstance(operations, LinearOp) else list(operations)
+            terms.append((value, chain))
+            *inner, last = chain or [Identity(value.shape)]
+            source = value.source
+            for op in inner:
+                source = self.add(call.name, op.out_shape, Edge(source, op)).source
+            edges.append(Edge(source, last))
+            if last.out_shape != call.out_shape:
+                raise Refusal(f"its rule gives a result of another shape than {call.out_shape}")
+        if self.check:
+            check_linear(call, terms, self.dtype)
+        return self.add(call.name, call.out_shape, *edges, offset=_offset(call, edges))
+
+    def _nonlinearity(self, call: Call, slope: Slope) -> Input:
+        source = call.inputs[0]
+        if slope.elementwise:
+            source = self._copies(call, source)
+        if self.check:
+            check_site(call, slope, source.shape, self.dtype)
+        value = self.add(call.name, call.out_shape)
+        self.sites.append(Site(call.name, source.source, value.source, slope))
+        return value
+
+    def _extremum(self, call: Call, pair: Extremum) -> Input:
+        """(a + b)/2 ± |a − b|/2: a difference, its absolute value, and a sum, none of which the program computes."""
+        shape = call.out_shape
+        a = self._copies(call, pair.first).source
+        b = self._copies(call, pair.second).source
+        difference = (Edge(a, Identity(shape)), Edge(b, Identity(shape, sign=-1)))
+        source = self.add(f"{call.name} difference", shape, *difference, exact=True).source
+        absolute = self.add(call.name, shape).source
+        self.sites.append(Site(call.name, source, absolute, ABS))
+        edges = []
+        for node, factor in ((a, 0.5), (b, 0.5), (absolute, 0.5 * pair.sign)):
+            edges.append(Edge(node, Scale(number(factor), shape, terms=1)))
+        return self.add(f"{call.name} sum", shape, *edges, exact=True)
+
+    def _copies(self, call: Call, value: Input) -> Input:
+        """A value in the shape of the result."""
+        if value.shape == call.out_shape:
+            return value
+        edge = Edge(value.source, broadcast(value.shape, call.out_shape))
+        return self.add(call.name, call.out_shape, edge, exact=True)
+
+
+def _offset(call: Call, edges: list[Edge]) -> Live | None:
+    """How to read the magnitude of the constants that an operation adds; None if it only moves entries."""
+    for edge in edges:
+        if isinstance(edge.op, Scale) and edge.op.offset is not None:
+            return edge.op.offset
+    if len(edges) == 1 and edges[0].op.terms == 0 and not edges[0].op.adds:
+        return None
+    return lambda: call.at_zero().abs()

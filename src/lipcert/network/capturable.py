@@ -1,0 +1,110 @@
+"""Refusals of what cannot be captured: of models, of shapes, and of graphs that do not hold for every batch."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from typing import Any
+
+import sympy
+import torch
+from torch import Tensor, fx, nn
+from torch.optim.swa_utils import AveragedModel
+
+from lipcert.errors import ModelError, OptionError, ShapeError, UnsupportedError, UnsupportedNode
+from lipcert.network.explain import unsupported
+from lipcert.network.program import Shape
+
+_NEAR_POWERS = [2**k + d for k in range(7, 31) for d in (-1, 0, 1)]
+_ROWS = [sympy.Integer(rows) for rows in (*range(1, 70), *_NEAR_POWERS)]
+"""Numbers of rows for which conditions on them are tried out."""
+
+
+def checked_shape(input_shape: Any) -> Shape:
+    """The shape as a tuple of positive integers."""
+    try:
+        sizes = tuple(operator.index(n) for n in input_shape)
+    except TypeError:
+        sizes = (0,)
+    if min(sizes, default=1) < 1:
+        shown = input_shape
+        if not isinstance(shown, int | tuple | list):
+            shown = f"a {type(input_shape).__name__}"
+        raise ShapeError(f"input_shape is {shown}, expected a tuple without the batch axis, such as (3, 32, 32)")
+    return sizes
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuse what cannot be followed at all: wrappers, several inputs, weights that are not there."""
+    if not isinstance(model, nn.Module):
+        raise OptionError(f"model is a {type(model).__name__}, expected a torch.nn.Module; wrap functions in one")
+    for name, module in model.named_modules():
+        remedy = _unwrapped(module)
+        if remedy:
+            raise UnsupportedError([UnsupportedNode(name or "the model", type(module).__name__, remedy)])
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if nn.parameter.is_lazy(tensor):
+            raise ModelError(f"{name} has no shape yet; run the model once on an input before it is bounded")
+        if tensor.is_meta:
+            raise ModelError(f"{name} is on the meta device, which has no values; load the weights first")
+        if tensor.is_inference():
+            raise ModelError(
+                f"{name} was made in torch.inference_mode, where it cannot be captured; make the model outside of it"
+            )
+    remedy = "the model takes more than one input; fix the others with functools.partial or a wrapper module"
+    others = []
+    for parameter in list(inspect.signature(model.forward).parameters.values())[1:]:
+        is_named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        if is_named and parameter.default is parameter.empty:
+            others.append(UnsupportedNode(parameter.name, "input", remedy))
+    if others:
+        raise UnsupportedError(others)
+
+
+def _unwrapped(module: nn.Module) -> str:
+    """What to pass instead of a module that hides another one; empty if it does not."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return "TorchScript cannot be followed; pass the original module"
+    if "_orig_mod" in module._modules:  # torch.compile
+        return "compiled code cannot be followed; pass the original module, its ._orig_mod"
+    if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel | AveragedModel):
+        return "it only wraps the model; pass the original module, its .module"
+    return ""
+
+
+def check_graph(exported: torch.export.ExportedProgram, model: nn.Module) -> None:
+    """Refuse operators that contain programs, other inputs, and what holds for some numbers of rows only."""
+    nodes = exported.graph_module.graph.nodes
+    for node in nodes:
+        if node.op == "get_attr" or isinstance(node.target, torch._ops.HigherOrderOperator):
+            remedy = f"it uses {node.target}, whose inside is not looked into; write it without control flow"
+            raise unsupported(model, "torch.export", remedy)
+    signature = exported.graph_signature
+    inputs = [node.meta.get("val") for node in nodes if node.name in signature.user_inputs]
+    if len(inputs) != 1 or not isinstance(inputs[0], Tensor) or signature.inputs_to_lifted_custom_objs:
+        remedy = "it takes something else than one tensor, such as a random generator; use parameters and buffers"
+        raise unsupported(model, "input", remedy)
+    rows: Any = inputs[0].shape[0]
+    for condition in dict.fromkeys(guard.expr for guard in rows.node.shape_env.guards):
+        if not _holds_for_every_batch(condition, rows.node.expr):
+            remedy = f"its forward depends on the number of rows of a batch, {rows}: {condition}"
+            raise unsupported(model, "torch.export", remedy)
+
+
+def _holds_for_every_batch(condition: Any, rows: Any) -> bool:
+    return all(condition.xreplace({rows: number}) == sympy.true for number in _ROWS)
+
+
+def check_output(exported: torch.export.ExportedProgram, model: nn.Module) -> fx.Node:
+    """The only tensor that a model returns; models that return anything else are refused."""
+    signature = exported.graph_signature
+    (output,) = (node for node in exported.graph_module.graph.nodes if node.op == "output")
+    results = set()
+    for result in output.args[0]:
+        if isinstance(result, fx.Node) and result.name in signature.user_outputs:
+            results.add(result)
+    spec = exported.call_spec.out_spec
+    is_nested = spec is not None and not spec.is_leaf()
+    if len(signature.user_outputs) != 1 or len(results) != 1 or is_nested:
+        raise unsupported(model, "output", "the model must return one tensor that depends on its input")
+    return results.pop()

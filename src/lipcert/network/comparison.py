@@ -1,0 +1,111 @@
+"""The proof by trial that a captured program computes what its model computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lipcert.errors import UnsupportedError
+from lipcert.network.explain import first_line, unsupported
+from lipcert.network.program import Program
+from lipcert.network.states import quiet, unchanged
+
+_WITHOUT, _WITH, _INFERENCE = "without gradients", "with gradients", "in inference mode"
+_TRIALS = ((1, _WITHOUT), (1, _WITH), (2, _WITHOUT), (2, _WITH), (7, _WITH), (2, _INFERENCE))
+"""Numbers of rows, and how the model is called; what depends on them without gradients is in the graph's guards."""
+_MAGNITUDES = (1.0, 0.0, 100.0, 1e-3, 1e4, 3.0, 0.0)
+
+
+def compare(program: Program, model: nn.Module) -> None:
+    """Refuse a program that does not compute, bit for bit, what the model computes, or changes its own buffers.
+
+    Batches of several sizes whose rows have several magnitudes; with and without gradients, in inference mode, in other
+    memory layouts; and once with an eye on operators that read values, which a branch may hide from torch.export.
+    """
+    if program.changed:
+        shown = ", ".join(program.changed)
+        remedy = f"it changes {shown} whenever it runs, so that results depend on what it has seen; call model.eval()"
+        raise unsupported(model, "state", remedy)
+    with unchanged(model):
+        for batch, mode in _TRIALS:
+            difference = _tried(program, model, batch, mode)
+            if difference:
+                raise _differs(model, f"{difference}, for a batch of {batch} {mode}")
+        with _ReadsValues() as reads, torch.no_grad():
+            model(_example(program, 2))
+    if reads.operator is not None:
+        raise _differs(model, f"it reads values of tensors by {reads.operator}")
+
+
+def _tried(program: Program, model: nn.Module, batch: int, mode: str) -> str:
+    """How the results of a model and of its program differ; empty if they do not."""
+    grad, inference = mode == _WITH, mode == _INFERENCE
+    with torch.inference_mode(inference), torch.set_grad_enabled(grad), quiet():
+        x = _example(program, batch, strided=inference)
+        same = _example(program, batch, strided=inference)  # the model may work in place
+        if grad:
+            same = same.requires_grad_() * 1
+        try:
+            with torch.random.fork_rng([]):
+                expected = model(same)
+            found = program.run(x)
+        except Exception as error:  # whatever the model's code raises
+            failure = f"it fails {mode}, {type(error).__name__}: {first_line(error)}"
+            raise _differs(model, failure) from error
+    return _difference(found.detach(), expected, batch)
+
+
+def _differs(model: nn.Module, difference: str) -> UnsupportedError:
+    remedy = (
+        f"what torch.export captures is not what the model returns: {difference}; forward must not depend on the batch "
+        "size (x.squeeze() does), on gradients being recorded, on memory layouts, on values that it reads, on chance, "
+        "on earlier calls or on how it is called"
+    )
+    return unsupported(model, "capture", remedy)
+
+
+class _ReadsValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes operators that read values of tensors into Python; raising would not help, for models may catch errors."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operator: Any = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.data_dependent_output in func.tags:
+            self.operator = func
+        return func(*args, **(kwargs or {}))
+
+
+def _example(program: Program, batch: int, strided: bool = False) -> Tensor:
+    """Rows that look like images, like noise of several magnitudes, and zero; if `strided`, in an odd layout."""
+    generator = torch.Generator().manual_seed(batch)
+    x = torch.randn(batch, *program.input_shape, generator=generator, dtype=torch.float64)
+    for row in range(batch):
+        x[row] *= _MAGNITUDES[row]
+    x[1:2] = torch.rand(program.input_shape, generator=generator, dtype=torch.float64)
+    x = x.to(program.device, program.dtype)
+    if strided:  # a view in which the rows of the batch lie side by side
+        return x.movedim(0, -1).repeat_interleave(2, -1)[..., 1::2].movedim(-1, 0)
+    return x
+
+
+def _difference(found: Tensor, expected: Any, batch: int) -> str:
+    if not isinstance(expected, Tensor):
+        return f"it returns a {type(expected).__name__}"
+    expected = expected.detach()
+    if expected.shape[:1] != (batch,):
+        return f"the shape of its result is {tuple(expected.shape)}, without the batch axis in front"
+    if found.shape != expected.shape:
+        return f"the shape is {tuple(expected.shape)} instead of {tuple(found.shape)}"
+    if found.dtype != expected.dtype:
+        return f"the type is {expected.dtype} instead of {found.dtype}"
+    same = (found == expected) | (found.isnan() & expected.isnan())
+    if found.device.type != "cpu":  # kernels may be chosen anew for every call
+        same |= (found - expected).abs() <= 1e-4 * expected.abs().amax()
+    if bool(same.all()):
+        return ""
+    return f"entries differ by up to {float((found - expected).abs().nan_to_num().max()):.3g}"

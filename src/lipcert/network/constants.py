@@ -1,0 +1,59 @@
+"""Refusals of constants that are not the same in every run and for every row of a batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from lipcert.network.kinds import packet_name, recorded_shape
+from lipcert.network.program import Program
+
+_CHANCE = "its result depends on chance; use a parameter or a buffer"
+_NUMBER_OF_ROWS = "it depends on the number of rows of the batch"
+_UNINITIALISED = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"}
+_ROWS_ALIKE = (
+    "expand expand_as repeat zeros ones full new_zeros new_ones new_full zeros_like ones_like full_like fill copy to "
+    "_to_copy type_as clone view_as reshape_as lift_fresh_copy contiguous detach alias"
+)
+"""Operators whose result has equal rows if their arguments have."""
+
+
+def constant_problem(program: Program, node: fx.Node) -> str:
+    """Why a constant is not the same in every run and for every row of a batch; empty if it is."""
+    name, shape = packet_name(node), recorded_shape(node)
+    tags = getattr(node.target, "tags", ())
+    is_inactive = "dropout" in name and node.args[-1] is False
+    if name in _UNINITIALISED and 0 not in shape:
+        return _CHANCE
+    if torch.Tag.nondeterministic_seeded in tags and not is_inactive:
+        return _CHANCE
+    if _reads_size(program, node):
+        return _NUMBER_OF_ROWS
+    symbolic = [place for place, size in enumerate(shape) if isinstance(size, torch.SymInt)]
+    if not symbolic:
+        return ""
+    in_front = symbolic == [0] and shape[0] == recorded_shape(program.input)[0]
+    alike = name in _ROWS_ALIKE.split() or torch.Tag.pointwise in tags
+    if in_front and alike:
+        return ""
+    return _NUMBER_OF_ROWS
+
+
+def _reads_size(program: Program, node: fx.Node) -> bool:
+    """Whether a constant uses the number of rows as anything but the first axis of a shape."""
+    for value in (*node.args, *node.kwargs.values()):
+        first: Any = None
+        others: list[Any] = [value]
+        if isinstance(value, list | tuple):
+            first, *others = value or [None]
+        if _is_size(program, first) and first.target is not torch.ops.aten.sym_size.int:
+            return True
+        if any(_is_size(program, other) for other in others):
+            return True
+    return False
+
+
+def _is_size(program: Program, value: Any) -> bool:
+    return isinstance(value, fx.Node) and program.kinds[value] == "size"

@@ -1,0 +1,50 @@
+"""What is put back afterwards: the modes and attributes of modules, and the messages of torch."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+
+@contextmanager
+def evaluated(model: nn.Module) -> Iterator[None]:
+    """Within, all modules are in eval mode."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+@contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """Afterwards, modules have the attributes that they had before."""
+    states = [(vars(module), dict(vars(module))) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for attributes, before in states:
+            attributes.clear()
+            attributes.update(before)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without torch.export's own messages: what matters of them becomes an error of ours."""
+    loggers = [logging.getLogger(name) for name in ("torch.fx.experimental", "torch._export", "torch.export")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
