@@ -1,6 +1,7 @@
 """Kinds of models whose certificates were once false: each ends in a correct bound, or in an error that says why."""
 
 import types
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -241,6 +242,15 @@ REFUSED = {
     "uninitialised numbers": (lambda: Op(lambda m, x: x * torch.empty(4)), "chance"),
     "squeeze of a batch of one": (lambda: Op(lambda m, x: m.l(x[:, :, None].squeeze()), l=nn.Linear(4, 3)), "batch"),
     "a jump at the threshold": (lambda: nn.Sequential(nn.Softplus(beta=1e-3)).double(), "threshold=40"),
+    "exp that overflows below the threshold": (lambda: nn.Softplus(threshold=100), "overflows"),
+    "a divisor that makes denormal numbers": (lambda: nn.CELU(1e30), "underflow|under-"),
+    "factors of an exponential": (lambda: Op(lambda m, x: torch.ops.aten.elu(x, 1e30, 1.0, 1e-30)), "under-"),
+    "a third factor": (
+        lambda: Op(lambda m, x: torch.addcmul(x, x, m.c, value=1e-30), c=torch.full((4,), 1e30)), "under-"),
+    "two constants in a product": (
+        lambda: Op(lambda m, x: torch.einsum("bi,i,i->bi", x, m.c, m.c), c=torch.ones(4)), "constants first"),
+    "denormal constants in a product": (
+        lambda: Op(lambda m, x: torch.einsum("bi,io->bo", x, m.c), c=torch.full((4, 3), 1e-40)), "take for zero"),
     "more rows than were tried": (lambda: Op(lambda m, x: x * (9 if x.shape[0] > 64 else 1)), "number of rows"),
     "some numbers of rows": (lambda: Op(lambda m, x: x * (9 if x.shape[0] % 8 == 0 else 1)), "number of rows"),
     "many entries": (lambda: Op(lambda m, x: x * (9 if x.numel() > 400 else 1)), "number of rows"),
@@ -364,7 +374,7 @@ def test_weights_that_processors_take_for_zero():
     """A layer of denormal weights behind large inputs."""
     model = nn.Linear(1, 2, bias=False).eval()
     model.weight.data = torch.tensor([[-1e-39], [1e-39]])
-    x = torch.tensor([[1e20]])
+    x = torch.tensor([[1e15]])
     assert float(lipcert.certify(model, x).radius) == 0.0
 
 
@@ -422,3 +432,37 @@ def test_odd_and_refused_with_an_error_of_ours():
         lipcert.bound(inferred, (4,))
     with pytest.raises(LipcertError, match="meta device"):
         lipcert.bound(nn.Linear(4, 3, device="meta").eval(), (4,))
+
+
+def test_sums_that_overflow_inside_an_operator():
+    """The mean of large numbers is finite, their sum is not: neither there nor near it is anything certified."""
+    model = Op(lambda m, x: m.l(x.mean(1, keepdim=True)), l=nn.Linear(1, 2)).eval()
+    bound = lipcert.bound(model, (1000,))
+    with pytest.raises(LipcertError, match="comes near it"):
+        lipcert.certify(model, torch.full((1, 1000), 1e35), bound)
+    radius = lipcert.certify(model, torch.full((1, 1000), 1e14), bound).radius
+    assert 0 < float(radius) <= 1e16
+    _, radius = lipcert.CertifiedClassifier(model, bound)(torch.full((1, 1000), 1e35))
+    assert float(radius) == 0
+
+
+def test_models_are_captured_by_several_threads_at_once():
+    model = linear_net()
+    bound, x = lipcert.bound(model, (4,)), torch.rand(3, 4)
+    with ThreadPoolExecutor(4) as pool:
+        radii = list(pool.map(lambda _: lipcert.certify(model, x, bound).radius, range(8)))
+    assert all(torch.equal(radius, radii[0]) for radius in radii)
+
+
+def test_inputs_and_bounds_of_odd_kinds_are_refused_with_errors_of_ours():
+    model = linear_net()
+    bound = lipcert.bound(model, (4,))
+    for attempt in (
+        lambda: lipcert.certify(model, None, bound),
+        lambda: lipcert.certify(model, torch.rand(2, 4).to_sparse(), bound),
+        lambda: lipcert.certify(model, torch.rand(2, 4), bound, batch_size=1.5),
+        lambda: lipcert.CertifiedClassifier(model, None),
+        lambda: lipcert.CertifiedClassifier(model, bound)([1.0]),
+    ):
+        with pytest.raises(LipcertError):
+            attempt()

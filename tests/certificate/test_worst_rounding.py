@@ -16,7 +16,7 @@ from drawn import networks
 from helpers import examples, randn
 from lipcert import data
 from lipcert.certificate import Certifier
-from lipcert.certificate.error_pass import BatchErrors, ErrorPass
+from lipcert.certificate.error_pass import BatchErrors, ErrorPass, Execution
 from lipcert.layers import RhoLipschitzConv2d, RhoLipschitzLinear
 from lipcert.models import zoo
 from lipcert.norms.product_errors import magnitude_norm
@@ -67,7 +67,8 @@ class WorstPass(ErrorPass):
 
         with torch.no_grad():
             logits = network.program.run(x, observe)
-            return BatchErrors(self, values, len(x)).execution(logits)
+            sites, output = BatchErrors(self, values, len(x)).errors_of(logits)
+            return Execution(logits, sites, output, logits.abs().max())
 
 
 class Adversary:

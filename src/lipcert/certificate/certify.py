@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from math import ceil, inf
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -15,11 +16,12 @@ from lipcert.bounds.fingerprint import check_finite
 from lipcert.bounds.methods import find_method
 from lipcert.bounds.targets import find_target
 from lipcert.certificate.certificates import Certificates, concatenate
-from lipcert.certificate.error_pass import ErrorPass, Execution
-from lipcert.certificate.propagation import rounding_model
+from lipcert.certificate.error_pass import ErrorPass
+from lipcert.certificate.propagation import LARGEST, rounding_model
 from lipcert.certificate.requirements import (
     check_arithmetic,
     check_covered,
+    check_dense,
     check_finite_inputs,
     check_input,
     check_label_count,
@@ -51,6 +53,8 @@ class Certifier:
     @torch.inference_mode(False)
     @denormals_kept()
     def __init__(self, model: nn.Module | Network, bound: Bound) -> None:
+        if not isinstance(bound, Bound):
+            raise OptionError(f"bound is {type(bound).__name__}, expected what lipcert.bound or Bound.load returns")
         traced = model
         if not isinstance(traced, Network):
             traced = trace(traced, bound.facts.input_shape)
@@ -92,7 +96,8 @@ class Certifier:
             # Convolutions are fastest in this memory format; the error analysis holds in any.
             x = x.contiguous(memory_format=torch.channels_last)
         execution = self.error_pass.execute(x).cpu()
-        _check_execution(execution, first)
+        if not float(execution.largest) <= LARGEST[self.network.dtype]:
+            self._refuse_overflow(x, first)
         logits = execution.logits.double()
         prediction = logits.argmax(1)
         errors = self.rounding.errors(execution, prediction)
@@ -100,6 +105,17 @@ class Certifier:
         radius = certified_radius(margins, errors, self.constants[prediction], prediction)
         radius = radius.clamp(max=self.rounding.reach)
         return Certificates(prediction, _smallest_other(margins, prediction), radius, self.bound.guarantee, label)
+
+    def _refuse_overflow(self, x: Tensor, first: int) -> NoReturn:
+        """Find the first input whose values are too large."""
+        limit = LARGEST[self.network.dtype]
+        for k in range(len(x)):
+            if not float(self.error_pass.execute(x[k : k + 1]).largest) <= limit:
+                break
+        raise NonFiniteError(
+            f"the model overflows on input {first + k}, or comes near it: it computes values beyond {limit:g}; "
+            "nothing is certified"
+        )
 
 
 def certified_radius(margins: Tensor, errors: Tensor, constants: Tensor, prediction: Tensor) -> Tensor:
@@ -116,15 +132,6 @@ def certified_radius(margins: Tensor, errors: Tensor, constants: Tensor, predict
 def _smallest_other(values: Tensor, prediction: Tensor) -> Tensor:
     """(B,): the smallest value of the classes other than the predicted one."""
     return values.scatter(1, prediction[:, None], torch.inf).amin(1)
-
-
-def _check_execution(execution: Execution, first: int) -> None:
-    finite = torch.isfinite(execution.logits).all(1)
-    # An error bound is at least 2^-53 of the largest sum of absolute products in its stage.
-    finite &= (execution.sites < 1e20).all(1) & (execution.output < 1e20).all(1)
-    if not bool(finite.all()):
-        culprit = first + int((~finite).nonzero()[0])
-        raise NonFiniteError(f"the model overflows on input {culprit}; nothing is certified")
 
 
 def certify(
@@ -146,10 +153,8 @@ def certify(
         batch_size: how many inputs run at a time.
         progress: called with what is being done and the fraction done.
     """
-    if batch_size < 1:
+    if not isinstance(batch_size, int) or batch_size < 1:
         raise OptionError(f"batch_size is {batch_size}, expected 1 or more")
-    if bound is not None and not isinstance(bound, Bound):
-        raise OptionError(f"bound is {type(bound).__name__}, expected what lipcert.bound or Bound.load returns")
     total = _batch_count(x, batch_size)
     certifier: Certifier | None = None
     certificates: list[Certificates] = []
@@ -188,6 +193,7 @@ def _batches(x: Inputs, labels: Tensor | None, size: int) -> Iterator[tuple[Tens
     if isinstance(x, np.ndarray):
         raise ShapeError("inputs are a numpy array, expected a tensor; use torch.from_numpy(x)")
     if isinstance(x, Tensor):
+        check_dense(x)
         if labels is not None:
             check_label_count(labels, len(x))
         for first in range(0, len(x), size):
@@ -196,6 +202,8 @@ def _batches(x: Inputs, labels: Tensor | None, size: int) -> Iterator[tuple[Tens
         return
     if labels is not None:
         raise OptionError("labels go with a tensor of inputs; let the loader give (inputs, labels) instead")
+    if not isinstance(x, Iterable):
+        raise ShapeError(f"inputs are {type(x).__name__}, expected a tensor or a loader of tensors")
     for given in x:
         if isinstance(given, Tensor):
             yield given, None

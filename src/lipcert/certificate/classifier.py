@@ -9,7 +9,9 @@ from torch import Tensor, nn
 
 from lipcert.bounds.bound import Bound
 from lipcert.certificate.certify import Certifier, certified_radius
+from lipcert.certificate.propagation import LARGEST
 from lipcert.certificate.requirements import check_arithmetic, check_input
+from lipcert.errors import NonFiniteError
 from lipcert.network.normal_form import Network
 
 
@@ -33,7 +35,10 @@ class CertifiedClassifier(nn.Module):
         network = certifier.network
         zero = torch.zeros(1, *bound.facts.input_shape, dtype=network.dtype, device=network.device)
         with torch.no_grad():
-            errors = certifier.rounding.errors_from(certifier.error_pass.execute(zero))
+            reference = certifier.error_pass.execute(zero)
+        if not float(reference.largest) <= LARGEST[network.dtype]:
+            raise NonFiniteError("the model overflows on the zero input, or comes near it; scale its biases down")
+        errors = certifier.rounding.errors_from(reference)
         self._bound = bound
         self._dtype = network.dtype
         self._reach = certifier.rounding.reach

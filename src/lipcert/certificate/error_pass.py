@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import reduce
-from math import prod
+from math import inf, prod
 from operator import add
 from typing import Any, NamedTuple
 
@@ -39,15 +39,17 @@ class Execution:
     logits: (B, K), as the program returned them.
     sites: (B, n), l2 norm of the error made at the output of each nonlinearity, float64.
     output: (B, K), error made in the last stage, per logit, float64.
+    largest: (), the largest absolute value anywhere in the batch.
     """
 
     logits: Tensor
     sites: Tensor
     output: Tensor
+    largest: Tensor
 
     def cpu(self) -> Execution:
         """The same on the CPU."""
-        return Execution(self.logits.cpu(), self.sites.cpu(), self.output.cpu())
+        return Execution(self.logits.cpu(), self.sites.cpu(), self.output.cpu(), self.largest.cpu())
 
 
 class ErrorPass:
@@ -56,6 +58,7 @@ class ErrorPass:
     @torch.no_grad()
     def __init__(self, network: Network, stages: Stages) -> None:
         self.network, self.stages = network, stages
+        self.nothing = torch.zeros((), dtype=network.dtype, device=network.device)
         self.offsets: dict[int, Tensor] = {}
         for v, node in enumerate(network.nodes):
             if node.offset is not None:
@@ -65,15 +68,19 @@ class ErrorPass:
     def execute(self, x: Tensor) -> Execution:
         """Run one batch."""
         values: dict[int, Tensor] = {}
+        largest: list[Tensor] = []
         produced = self.network.produced
 
         def observe(node: fx.Node, value: Any) -> Any:
             if node in produced:
                 values.setdefault(produced[node], value)
+                if value.numel():
+                    largest.append(torch.linalg.vector_norm(value, ord=inf))
             return value
 
         logits = self.network.program.run(x, observe)
-        return BatchErrors(self, values, len(x)).execution(logits)
+        sites, output = BatchErrors(self, values, len(x)).errors_of(logits)
+        return Execution(logits, sites, output, torch.stack([self.nothing, *largest]).max())
 
 
 class NodeError(NamedTuple):
@@ -100,8 +107,8 @@ class BatchErrors:
         self.errors: dict[int, NodeError] = {0: NodeError()}
         self.sizes: dict[int, Tensor] = {}
 
-    def execution(self, logits: Tensor) -> Execution:
-        """The errors of all stages."""
+    def errors_of(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """The errors of all stages: at the sites and in the logits."""
         sites: list[Tensor] = []
         for v in range(1, len(self.network.nodes)):
             site = self.network.site_of_output.get(v)
@@ -111,8 +118,8 @@ class BatchErrors:
                 sites.append(self._site_error(site))
                 self.errors[v] = NodeError()
         if not sites:
-            return Execution(logits, self.zeros[:, None][:, :0], self._output_error(logits))
-        return Execution(logits, torch.stack(sites, dim=1), self._output_error(logits))
+            return self.zeros[:, None][:, :0], self._output_error(logits)
+        return torch.stack(sites, dim=1), self._output_error(logits)
 
     def _output_error(self, logits: Tensor) -> Tensor:
         """(B, K): the error that the last stage makes in each logit."""
@@ -215,7 +222,8 @@ class BatchErrors:
         site = self.network.sites[k]
         assert site.slope is not None
         lipschitz = float(site.slope.lipschitz())
-        flushed = (1 + lipschitz) * torch.finfo(self.dtype).tiny
+        # Rules admit parameters of up to 2^20, which may multiply what underflows inside a nonlinearity.
+        flushed = (1 + lipschitz) * 2.0**21 * torch.finfo(self.dtype).tiny
         inputs, outputs = prod(self.network.nodes[site.source].shape), prod(self.network.nodes[site.output].shape)
         bound = lipschitz * self.errors[site.source].total_norm() + flushed * (outputs + inputs) ** 0.5
         if site.slope.ulps:

@@ -24,6 +24,9 @@ from lipcert.certificate.stages import Stages
 from lipcert.network.normal_form import Network
 from lipcert.rounding import gamma
 
+LARGEST = {torch.float32: 1e16, torch.float64: 1e100}
+"""Values up to this leave room for everything that operators compute on the way: sums of many, squares, factors."""
+
 
 @dataclass(frozen=True)
 class RoundingModel:
@@ -34,7 +37,7 @@ class RoundingModel:
     amplify: (n, n), D = amplify·d⁰ covers the errors at the centre and at any point of the ball together.
     ball: (n, n), d = ball·d⁰ covers those at a point of the ball alone (for R = 0).
     growth: (K, K), κ: how fast the error of a difference can grow with the distance.
-    reach: how far from an input nothing can overflow, whatever its values up to 1e36.
+    reach: how far from an input nothing can overflow, whatever its values up to `LARGEST`.
     """
 
     tails: Tensor
@@ -73,7 +76,7 @@ def rounding_model(network: Network, exact: Network, stages: Stages, bound: Boun
     to_output = lipschitz[:, None] * between + torch.eye(n + 1, dtype=torch.float64)  # Λ_il, sites 0..n
     stage = stages.errors  # q_ki, sites k = 1..n, i = 0..n
     grown = to_output[:, 0]  # U_i
-    reach = 1e36 / max(1.0, float((stages.norms @ grown).max()))
+    reach = LARGEST[network.dtype] / max(1.0, float((stages.norms @ grown).max()))
     slope = lipschitz[1:, None]
     g = (slope * (stage @ grown[:, None]))[:, 0] + 2 * made * grown[1:]
     s = slope * (stage @ to_output[:, 1:]) + 2 * made[:, None] * to_output[1:, 1:]

@@ -27,12 +27,19 @@ def check_input(x: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     """Refuse inputs of another shape or type than the model's."""
     if not isinstance(x, Tensor):
         raise ShapeError(f"inputs are {type(x).__name__}, expected a tensor; torch.stack makes one of several images")
+    check_dense(x)
     if tuple(x.shape[1:]) != shape:
         hint = "; a single input needs a batch axis, x[None]" if tuple(x.shape) == shape else ""
         raise ShapeError(f"inputs have shape {tuple(x.shape[1:])} each, the bound is for {shape}{hint}")
     if x.dtype != dtype:
         remedy = f"x.to({dtype})" + ("" if x.is_floating_point() else " / 255, if they are pixels")
         raise ShapeError(f"inputs have dtype {x.dtype}, the model computes in {dtype}; use {remedy}")
+
+
+def check_dense(x: Tensor) -> None:
+    """Refuse tensors that are sparse, or that have no values."""
+    if x.layout != torch.strided or x.is_meta:
+        raise ShapeError("inputs are sparse or on the meta device; use dense tensors with values")
 
 
 def check_finite_inputs(x: Tensor, first: int) -> None:
@@ -70,8 +77,9 @@ def check_arithmetic(dtype: torch.dtype, device: torch.device) -> None:
         )
     if dtype == torch.float32 and _uses_fewer_bits(device):
         raise OptionError(
-            "float32 products are allowed to use fewer bits; call torch.set_float32_matmul_precision('highest') "
-            "and, on a GPU, set torch.backends.cudnn.allow_tf32 = False"
+            "float32 products are allowed to use fewer bits; call torch.set_float32_matmul_precision('highest') and, "
+            "if it is set anywhere in torch.backends, fp32_precision = 'ieee'; on a GPU, torch.backends.cudnn.allow_tf32 = "
+            "False"
         )
 
 
@@ -84,8 +92,12 @@ def _is_plain_convolution() -> bool:
 
 def _uses_fewer_bits(device: torch.device) -> bool:
     """Whether float32 products may be computed with fewer bits than float32 has."""
-    if torch.get_float32_matmul_precision() != "highest":
-        return True
+    try:
+        if torch.get_float32_matmul_precision() != "highest":
+            return True
+    except RuntimeError:  # where `fp32_precision` has been used instead, torch refuses to tell
+        if device.type == "cuda" and torch.backends.cuda.matmul.fp32_precision not in ("none", "ieee"):
+            return True
     if device.type == "cuda" and torch.backends.cudnn.allow_tf32:
         return True
     mkldnn = torch.backends.mkldnn

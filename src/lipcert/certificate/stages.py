@@ -137,13 +137,13 @@ def _flushed(op: LinearOp, dtype: torch.dtype) -> float:
 
 
 def _lost(node: Node, roundings: int, dtype: torch.dtype) -> float:
-    """What an entry loses where products and operands underflow."""
+    """What an entry loses where products and operands underflow; in products of three, times a factor of up to 16."""
     if roundings == 0:
         return 0.0
     total = 2.0 * roundings + 2.0
     for edge in node.edges:
         ones = torch.ones(1, *edge.op.in_shape, dtype=torch.float64)
-        total += float(edge.op.magnitude(ones).max())
+        total += 16.0 * float(edge.op.magnitude(ones).max())
     return 1.01 * total * torch.finfo(dtype).tiny
 
 

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from lipcert.errors import TrainingModeError, UnsupportedError, UnsupportedNode, check_choice
 from lipcert.network.assembly import Assembly
-from lipcert.network.capture import capture
+from lipcert.network.capture import LOCK, capture
 from lipcert.network.comparison import compare
 from lipcert.network.constants import constant_problem
 from lipcert.network.kinds import packet_name, recorded_shape
@@ -58,7 +58,7 @@ def trace(model: nn.Module, input_shape: Shape, *, training: bool = False, view:
     mode: Any = nullcontext()
     if training and isinstance(model, nn.Module):
         mode = evaluated(model)
-    with mode:
+    with LOCK, mode:
         program = capture(model, input_shape, view)
         network = normal_form(program)
         compare(program, model)

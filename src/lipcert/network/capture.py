@@ -6,7 +6,7 @@ import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from threading import Lock
+from threading import RLock
 from typing import Any
 
 import torch
@@ -20,7 +20,8 @@ from lipcert.network.rules.registry import Rule, find_module_rule
 from lipcert.network.states import quiet, unchanged
 
 aten = torch.ops.aten
-_LOCK = Lock()
+LOCK = RLock()
+"""Captures and comparisons change modules for a moment: one at a time."""
 _OPAQUE: list[nn.Module] = []
 """The modules that are single operations in the capture under way."""
 
@@ -64,7 +65,7 @@ def capture(model: nn.Module, input_shape: Shape, view: str = "residual") -> Pro
     tensors = (*model.parameters(), *model.buffers())
     like = next((t for t in tensors if t.is_floating_point()), torch.zeros(()))
     x = torch.zeros(2, *input_shape, dtype=like.dtype, device=like.device)
-    with _LOCK, unchanged(model), _rules_as_operations(model, view) as ruled:
+    with LOCK, unchanged(model), _rules_as_operations(model, view) as ruled:
         try:
             exported = _export(_Root(model), x)
         except Exception as error:  # torch.export raises whatever the model's code raises

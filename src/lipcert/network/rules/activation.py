@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import exp
+from math import exp, log
 from typing import Any
 
 import torch
@@ -65,9 +65,22 @@ def prelu(call: Call, x: Any, weight: Any) -> Result:
     return slopes.prelu(weight.read)
 
 
+_MODERATE = 2.0**20
+"""Parameters and their inverses up to this keep what is computed inside a nonlinearity from under- and overflowing."""
+
+
+def _check_moderate(**parameters: float) -> None:
+    for name, value in parameters.items():
+        if not 1 / _MODERATE <= abs(value) <= _MODERATE:
+            raise Refusal(f"with {name}={value:g} numbers inside it may under- or overflow; use one closer to 1")
+
+
 @rule_for("elu")
 def elu(call: Call, x: Any, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Result:
     """scale·x above zero, scale·alpha·(exp(input_scale·x) − 1) below; torch writes SELU and CELU in place so."""
+    _check_moderate(scale=scale, input_scale=input_scale)
+    if alpha != 0:
+        _check_moderate(alpha=alpha)
     if scale == 1 and input_scale == 1:
         return slopes.elu(float(alpha))
     if input_scale < 0:
@@ -84,6 +97,7 @@ def elu(call: Call, x: Any, alpha: float = 1.0, scale: float = 1.0, input_scale:
 def celu(call: Call, x: Any, alpha: float = 1.0) -> Result:
     if alpha <= 0:
         raise Refusal(f"with alpha={alpha} its slopes are unbounded; use alpha > 0")
+    _check_moderate(alpha=alpha)
     return slopes.SMOOTH
 
 
@@ -92,6 +106,10 @@ def softplus(call: Call, x: Any, beta: float = 1.0, threshold: float = 20.0) -> 
     """torch returns x itself where beta·x exceeds the threshold: a jump of log(1 + e^−threshold)/beta."""
     if beta <= 0:
         raise Refusal(f"beta={beta} must be positive")
+    _check_moderate(beta=beta)
+    narrow = call.recorded.dtype
+    if threshold > 0.99 * log(torch.finfo(narrow).max):
+        raise Refusal(f"exp overflows in {narrow} below threshold={threshold}; use nn.Softplus(threshold=40)")
     dtype = torch.float64
     if call.typed:
         dtype = call.recorded.dtype

@@ -78,6 +78,8 @@ def tensordot(call: Call, a: Any, b: Any, dims_a: Any, dims_b: Any) -> Result:
 def einsum(call: Call, equation: str, tensors: Any, path: Any = None) -> Result:
     if len(call.inputs) != 1:
         raise Refusal("a product of two tensors that depend on the input is not linear; use a constant")
+    if len(tensors) > 2:
+        raise Refusal("products of several constants may under- or overflow inside it; multiply the constants first")
     left, arrow, result = equation.replace(" ", "").partition("->")
     operands = left.split(",")
     operand = operands[tensors.index(call.input)]

@@ -51,9 +51,15 @@ def divide(call: Call, a: Any, b: Any, *, rounding_mode: str | None = None) -> R
     return _scale(call, a, lambda: 1.0 / divisor())
 
 
+MODERATE = 16.0
+"""Factors up to this, and their inverses, keep products of three numbers from under- and overflowing unnoticed."""
+
+
 @rule_for("addcmul addcdiv")
 def add_product(call: Call, x: Any, a: Any, b: Any, *, value: float = 1) -> Result:
     """x + value·a·b, or x + value·a/b."""
+    if not 1 / MODERATE <= abs(value) <= MODERATE:
+        raise Refusal(f"with value={value:g} products inside it may under- or overflow; multiply by it beforehand")
     divides = call.operator == "addcdiv"
     if isinstance(b, Input) and (divides or isinstance(a, Input)):
         raise Refusal("a product or quotient of two tensors that depend on the input is not Lipschitz; use a constant")

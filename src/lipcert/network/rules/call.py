@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lipcert.network.kinds import packet_name
-from lipcert.network.linear import Function, LinearOp
+from lipcert.network.linear import Function, LinearOp, has_denormals
 from lipcert.network.program import Shape
 from lipcert.network.slopes import Slope
 
@@ -162,6 +162,9 @@ class Call:
 
     def product(self, terms: int) -> Function:
         """The call itself, which multiplies the only input by constants: |A| is the call with absolute constants."""
+        for value in tree_leaves((self.args, dict(self.kwargs))):
+            if isinstance(value, Constant) and has_denormals(value()):
+                raise Refusal("its constants have entries that processors may take for zero; set them to zero")
 
         def absolute(x: Tensor) -> Tensor:
             return self.run([x], torch.abs)
