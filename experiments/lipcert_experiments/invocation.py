@@ -17,9 +17,9 @@ from lipcert.errors import LipcertError, check_choice
 from lipcert.figures import save_figure
 from lipcert.figures.style import INK
 from lipcert.files import replace_file
+from lipcert.progress import Progress, no_progress
 from lipcert.training import Run, TrainConfig, resume, train
-from lipcert.training.loop import Progress
-from lipcert.training.run import CONFIG, no_progress
+from lipcert.training.run import CONFIG
 from lipcert_experiments.experiments import EXPERIMENTS, Experiment, Job
 from lipcert_experiments.facts import environment
 from lipcert_experiments.measures import Subject, measure

@@ -21,9 +21,9 @@ from lipcert.data import Dataset
 from lipcert.errors import TooLargeError
 from lipcert.files import replace_file
 from lipcert.loading import LoadedModel, load_model
+from lipcert.progress import Progress
 from lipcert.training import Run, TrainConfig
 from lipcert.training.finish import certify_test
-from lipcert.training.loop import Progress
 from lipcert_experiments.authors_pgd import authors_pgd
 from lipcert_experiments.plan import ATTACKED, RESTARTS, STEPS, Plan
 

@@ -22,7 +22,8 @@ from lipcert.network.build import trace
 from lipcert.network.normal_form import Network
 from lipcert.network.program import Program
 from lipcert.network.rules.registry import MODULE_RULES, find_module_rule
-from lipcert.norms.certified import NormOptions, Progress, no_progress
+from lipcert.norms.certified import NormOptions
+from lipcert.progress import Progress, no_progress
 from lipcert.rounding import UNDERFLOW, denormals_kept, gamma
 
 

@@ -18,7 +18,8 @@ from lipcert.network.normal_form import Network
 from lipcert.network.program import constants_computed_once
 from lipcert.network.rewrites import liplt_lines, loop_transform, naive_lines
 from lipcert.network.sweep import Sweep
-from lipcert.norms.estimate import Rotation, Vectors, estimate_norms, random_vectors
+from lipcert.norms.estimate import Vectors, estimate_norms, random_vectors
+from lipcert.norms.rotation import Rotation
 
 METHODS = ("naive", "liplt", "rescaled")
 

@@ -19,9 +19,10 @@ from lipcert.bounds.targets import Target
 from lipcert.network.normal_form import Network
 from lipcert.network.program import Live
 from lipcert.network.rewrites import liplt_lines, loop_transform, naive_lines, rescale
-from lipcert.norms.certified import CertifiedNorms, NormOptions, Progress, bound_norms
-from lipcert.norms.estimate import flat_rows, row_norms
+from lipcert.norms.certified import CertifiedNorms, NormOptions, bound_norms
 from lipcert.norms.product_errors import ProductErrors
+from lipcert.norms.rows import flat_rows, row_norms
+from lipcert.progress import Progress
 from lipcert.rounding import gamma, up_product
 
 _ROUNDS = 8

@@ -26,9 +26,10 @@ from lipcert.bounds.recursion import recursion
 from lipcert.bounds.targets import Target
 from lipcert.errors import TooLargeError, check_choice
 from lipcert.network.sweep import Pair
-from lipcert.norms.certified import NormOptions, Progress, no_progress
-from lipcert.norms.estimate import flat_rows
+from lipcert.norms.certified import NormOptions
 from lipcert.norms.gram import bound_spectral_norm, dense_rows
+from lipcert.norms.rows import flat_rows
+from lipcert.progress import Progress, no_progress
 from lipcert.rounding import UNDERFLOW, gamma, round_up, up_product, up_sum
 
 _EXACT = 300  # neurons of a site up to which "optimal" is the default

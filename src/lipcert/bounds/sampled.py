@@ -18,7 +18,7 @@ from lipcert.bounds.fingerprint import check_finite
 from lipcert.bounds.targets import Target, find_target
 from lipcert.errors import OptionError
 from lipcert.network.build import trace
-from lipcert.norms.certified import Progress, no_progress
+from lipcert.progress import Progress, no_progress
 
 _SCALES = (-1.0, 2.0)  # powers of ten of the entries of the first points
 _SHRINK = 1e-2  # of a segment, from the first step to the last

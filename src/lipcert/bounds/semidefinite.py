@@ -29,9 +29,9 @@ from lipcert.errors import NonFiniteError, OptionError, SolverError, TooLargeErr
 from lipcert.network.normal_form import Network
 from lipcert.network.rewrites import liplt_lines, loop_transform
 from lipcert.network.sweep import Pair, Sweep
-from lipcert.norms.certified import Progress, no_progress
 from lipcert.norms.gram import bound_spectral_norm, dense_rows
 from lipcert.norms.product_errors import ProductErrors
+from lipcert.progress import Progress, no_progress
 from lipcert.rounding import UNDERFLOW, gamma, round_up
 
 TARGETS = ("network", "per-class", "pairwise")

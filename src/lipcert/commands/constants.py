@@ -20,7 +20,7 @@ from lipcert.bounds.sampled import estimate_sampled
 from lipcert.bounds.targets import TARGETS
 from lipcert.errors import OptionError, TooLargeError
 from lipcert.loading import LoadedModel
-from lipcert.norms.certified import Progress as Report
+from lipcert.progress import Progress as Report
 
 ALL = "all"
 """The method that stands for all of them, with the sampled slopes as the floor."""

@@ -16,7 +16,7 @@ from lipcert import attacks, data
 from lipcert.errors import OptionError, ShapeError
 from lipcert.files import replace_file
 from lipcert.loading import LoadedModel
-from lipcert.norms.certified import Progress as Report
+from lipcert.progress import Progress as Report
 from lipcert.training.environment import ENVIRONMENT, environment
 from lipcert.training.evidence import write_evidence
 from lipcert.training.finish import SUMMARY, certify_test

@@ -15,8 +15,7 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainin
 from rich.progress import Progress as Bar
 from rich.table import Column
 
-from lipcert.training.loop import Progress
-from lipcert.training.run import no_progress
+from lipcert.progress import Progress, no_progress
 
 _SECONDS = 30.0
 

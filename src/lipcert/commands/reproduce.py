@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from lipcert.errors import OptionError
-from lipcert.training.loop import Progress
+from lipcert.progress import Progress
 
 if TYPE_CHECKING:
     from lipcert_experiments import Reproduction

@@ -23,7 +23,7 @@ from lipcert.data import Dataset, Split
 from lipcert.errors import DataError
 from lipcert.files import replace_file
 from lipcert.loading import LoadedModel
-from lipcert.norms.certified import Progress
+from lipcert.progress import Progress
 
 ATTACKS, CONSTANTS, GALLERY = "attacks.csv", "constants.json", "gallery.safetensors"
 _SHOWN, _SHOWN_WRONG = 8, 4

@@ -20,7 +20,7 @@ from lipcert.certificate.stream import certify_to_csv, check_continues
 from lipcert.data import Dataset
 from lipcert.files import replace_file
 from lipcert.loading import LoadedModel, load_model, save_checkpoint
-from lipcert.norms.certified import Progress
+from lipcert.progress import Progress
 from lipcert.training.config import TrainConfig
 from lipcert.training.evidence import write_evidence
 

@@ -6,7 +6,7 @@ import time
 from collections import defaultdict
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from lipcert.data import Dataset, augmentation, batch_indices
 from lipcert.errors import DivergenceError, NonFiniteError
+from lipcert.progress import Progress
 from lipcert.training.checkpoint import Parts, Position, read_checkpoint, write_checkpoint
 from lipcert.training.config import TrainConfig
 from lipcert.training.monitor import MetricsLog, estimate_accuracies, mean_constants, spread, synchronise
@@ -26,12 +27,6 @@ if TYPE_CHECKING:
 
 CHECKPOINT = "checkpoint.safetensors"
 _TOLERANCE = 1e-3
-
-
-class Progress(Protocol):
-    """Called with what is being done, the fraction done, and the latest figures."""
-
-    def __call__(self, what: str, fraction: float, figures: str = "") -> None: ...
 
 
 class Training:

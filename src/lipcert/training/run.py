@@ -21,11 +21,12 @@ from lipcert import data
 from lipcert.errors import OptionError, ResumeError
 from lipcert.figures import TextTable, data_frame, draw_lines, new_figure
 from lipcert.files import replace_file
+from lipcert.progress import Progress, no_progress
 from lipcert.training.checkpoint import leftovers, remove_leftovers
 from lipcert.training.config import TrainConfig
 from lipcert.training.environment import ENVIRONMENT, environment
 from lipcert.training.finish import SUMMARY, finish
-from lipcert.training.loop import Progress, Training
+from lipcert.training.loop import Training
 from lipcert.training.monitor import flat_metrics, read_metrics
 from lipcert.training.objective import Prepared
 
@@ -125,10 +126,6 @@ class Run:
         records = [{**flat_metrics(record), "epoch": record["epoch"]} for record in self.metrics]
         names = dict.fromkeys(name for record in records for name in record)
         return {name: [record.get(name) for record in records] for name in names}
-
-
-def no_progress(what: str, fraction: float, figures: str = "") -> None:
-    """Shows nothing."""
 
 
 def train(

@@ -17,7 +17,8 @@ from lipcert.errors import check_choice
 from lipcert.network.build import normal_form
 from lipcert.network.normal_form import Network
 from lipcert.network.program import Program
-from lipcert.norms.certified import NormOptions, Progress
+from lipcert.norms.certified import NormOptions
+from lipcert.progress import Progress
 
 _MOST_FORMS = 6
 """Every form has this part of the failure probability, so that its norms are the same in every method."""

@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from lipcert.errors import check_choice
 from lipcert.network.normal_form import Network
-from lipcert.norms.estimate import flat_rows, row_norms
+from lipcert.norms.rows import flat_rows, row_norms
 from lipcert.rounding import UNDERFLOW, gamma
 
 _CHUNK = 1 << 24  # entries of row differences formed at a time
