@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import inf, prod, sqrt
 
 import numpy as np
@@ -12,7 +13,7 @@ from scipy.sparse.linalg import eigsh
 
 from lipcert.network.normal_form import Network
 from lipcert.network.sweep import Pair
-from lipcert.progress import Report
+from lipcert.progress import Progress, Report
 from lipcert.rounding import gamma, round_up
 
 Side = tuple[str, int]
@@ -63,6 +64,13 @@ def bound_spectral_norm(rows: np.ndarray) -> float:
     return round_up(sqrt(bound_largest_eigenvalue(gram) + 2 * gamma(n + 2) * frobenius), 8)
 
 
+def bound_matrix_norm(matrix: np.ndarray) -> float:
+    """The same for a matrix with more rows than columns, or fewer."""
+    if matrix.shape[0] > matrix.shape[1]:
+        matrix = np.ascontiguousarray(matrix.T)
+    return bound_spectral_norm(matrix)
+
+
 def gram_plan(network: Network, pairs: Sequence[Pair], limit: int, memory: int) -> dict[Side, list[Pair]]:
     """The side from which the matrix of each pair is formed: the smaller one.
 
@@ -105,3 +113,16 @@ def dense_rows(network: Network, side: Side, pairs: Sequence[Pair], progress: Re
                 matrices[j, i][first:last] = image.reshape(last - first, -1).cpu().numpy()
         progress(last / n)
     return matrices
+
+
+def all_matrices(network: Network, pairs: Sequence[Pair], progress: Progress) -> dict[Pair, np.ndarray]:
+    """B_ji for all given pairs, each with the input of site j as rows."""
+    maps = {}
+    last = network.depth + 1
+    for i in range(last):
+        members = [pair for pair in pairs if pair[1] == i]
+        if members:
+            report = partial(progress, f"matrices {i + 1}/{last}")
+            for pair, transposed in dense_rows(network, ("push", i), members, report).items():
+                maps[pair] = transposed.T
+    return maps
