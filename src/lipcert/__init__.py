@@ -4,10 +4,12 @@ from lipcert import data, errors, layers, losses, zoo
 from lipcert.bounds.bound import Bound
 from lipcert.bounds.compute import bound
 from lipcert.bounds.estimator import Estimate, Estimator
+from lipcert.bounds.fit import FitOptions
 from lipcert.bounds.sampled import estimate_sampled
 from lipcert.certificate import Certificates, CertifiedClassifier, certify
 from lipcert.errors import LipcertError, UnsupportedError
 from lipcert.network import Call, Network, Slope, register_rule, trace
+from lipcert.norms.certified import NormOptions
 from lipcert.training import Run, TrainConfig, train
 
 __version__ = "0.1.0"
@@ -19,8 +21,10 @@ __all__ = [
     "CertifiedClassifier",
     "Estimate",
     "Estimator",
+    "FitOptions",
     "LipcertError",
     "Network",
+    "NormOptions",
     "Run",
     "Slope",
     "TrainConfig",

@@ -18,6 +18,7 @@ from lipcert.bounds.fingerprint import check_finite
 from lipcert.bounds.targets import Target, find_target
 from lipcert.errors import OptionError
 from lipcert.network.build import trace
+from lipcert.network.normal_form import Network
 from lipcert.norms.rows import per_row
 from lipcert.progress import Progress, no_progress
 
@@ -59,15 +60,13 @@ def estimate_sampled(
     wanted.check(network)
     climber = copy.deepcopy(model).requires_grad_(False)
     exact = copy.deepcopy(climber).double()
-    classes = prod(network.output_shape)
     generator = torch.Generator().manual_seed(seed)
     steepest: list[Tensor] = []
-    batch = max(1, _ENTRIES // (classes * prod(input_shape)))
+    batch = max(1, _ENTRIES // (prod(network.output_shape) * prod(input_shape)))
     for first in range(0, samples, batch):
         size = min(batch, samples - first)
-        x, radius = _first_points(size, input_shape, generator)
-        x, radius = x.to(network.device, network.dtype), radius.to(network.device, network.dtype)
-        rows = _rows(first, size, classes, wanted)
+        x, radius = _first_points(network, size, generator)
+        rows = _rows(network, wanted, first, size)
         for done, points in _climb(climber, x, radius, rows, steps, generator):
             for jacobian in _jacobians(exact, points.double()):
                 steepest.append(wanted.row_norms(jacobian))
@@ -76,20 +75,22 @@ def estimate_sampled(
     return steepest[0].cpu()
 
 
-def _first_points(count: int, shape: tuple[int, ...], generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _first_points(network: Network, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Gaussian points of many magnitudes, and the lengths of their segments: the typical distance between two."""
-    low, high = _SCALES
+    (low, high), shape = _SCALES, network.input_shape
     scale = 10.0 ** (low + (high - low) * torch.rand(count, *(1,) * len(shape), generator=generator).double())
-    return scale * torch.randn(count, *shape, generator=generator).double(), scale * sqrt(2 * prod(shape))
+    x = scale * torch.randn(count, *shape, generator=generator).double()
+    radius = scale * sqrt(2 * prod(shape))
+    return x.to(network.device, network.dtype), radius.to(network.device, network.dtype)
 
 
-def _rows(first: int, count: int, classes: int, target: Target) -> Tensor | None:
+def _rows(network: Network, target: Target, first: int, count: int) -> Tensor | None:
     """(count, K): the weights of the logits that each point is to make steep; the points take turns."""
     if target.whole_output:
         return None
-    weights = [weight for _, weight in target.functionals(classes)]
+    weights = [weight for _, weight in target.functionals(network.classes)]
     if not weights:  # a single class has no pairs
-        weights = [torch.ones(1, classes, dtype=torch.float64)]
+        weights = [torch.ones(1, network.classes, dtype=torch.float64)]
     return torch.cat([weights[k % len(weights)] for k in range(first, first + count)])
 
 

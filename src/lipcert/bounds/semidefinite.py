@@ -7,9 +7,8 @@ one per coordinate, or one per site that mixes coordinates, |y|² ≤ ρ|x|² ho
     P(ρ, t)  =  ρ E_0ᵀE_0 + Σ_i (E_iᵀT_iE_i − Z_iᵀT_iZ_i) − CᵀC  ⪰  0,
 
 where E_i, Z_i and C pick w_i, z_i and y from v = (x, w_1, …, w_n). One choice of t gives LipLT, the best is no worse.
-Multipliers from a solver are only a proposal: ρ is derived from them, and P ⪰ 0 is proved by Cholesky.
-
-In the code w_i and z_i are scaled by LipLT's constants m_i, so that all are about |x|.
+Multipliers from a solver are only a proposal: ρ is derived from them, and P ⪰ 0 is proved by Cholesky. In the code w_i
+and z_i are scaled by LipLT's constants m_i, so that all are about |x|.
 """
 
 from __future__ import annotations
@@ -68,25 +67,23 @@ def lipsdp_constants(
     check_choice("solver", solver, tuple(SOLVERS))
     if network.dtype != torch.float64:
         raise OptionError(f"the network is in {network.dtype}; trace model.double()")
-    classes = 1 if target == "network" else network.classes
-    wanted = _wanted_pairs(pairs, target, classes)
+    wanted = _wanted_pairs(pairs, target, network)
     system = _System(loop_transform(network, liplt_lines(network, up=True)), limit, progress)
     if target == "network":
         return torch.tensor(_constant(system, None, solver), dtype=torch.float64)
-    jobs = find_target(target).functionals(classes)
+    jobs = find_target(target).functionals(network.classes)
     if wanted is not None:
         jobs = [job for job in jobs if tuple(job[0][0]) in wanted]
-    values = torch.full(find_target(target).shape(classes), inf, dtype=torch.float64)
+    values = torch.full(find_target(target).shape(network.classes), inf, dtype=torch.float64)
     if values.dim() == 2:
         values.fill_diagonal_(0.0)
     for count, (place, weights) in enumerate(jobs):
-        progress("semidefinite programs", count / len(jobs))
         values[place] = _constant(system, weights.numpy(), solver)
-    progress("semidefinite programs", 1.0)
+        progress("semidefinite programs", (count + 1) / len(jobs))
     return values
 
 
-def _wanted_pairs(pairs: Sequence[Pair] | None, target: str, classes: int) -> set[Pair] | None:
+def _wanted_pairs(pairs: Sequence[Pair] | None, target: str, network: Network) -> set[Pair] | None:
     """The pairs of classes a < b to solve for; None for all."""
     if pairs is None:
         return None
@@ -95,8 +92,8 @@ def _wanted_pairs(pairs: Sequence[Pair] | None, target: str, classes: int) -> se
     wanted = set()
     for pair in pairs:
         a, b = sorted(pair)
-        if not 0 <= a < b < classes:
-            raise OptionError(f"pairs= must name two different classes of 0..{classes - 1} each")
+        if not 0 <= a < b < network.classes:
+            raise OptionError(f"pairs= must name two different classes of 0..{network.classes - 1} each")
         wanted.add((a, b))
     return wanted
 
@@ -116,12 +113,8 @@ class _System:
         pairs = [pair for pair in self.norms if pair[0] < last]
         values = torch.tensor([self.norms[pair] for pair in pairs], dtype=torch.float64)
         self.prefix = (bound_prefix(norm_matrix(pairs, values, last)) + UNDERFLOW).tolist()
-        self.scales = [1.0]
-        for m in self.prefix[1:]:
-            self.scales.append(_power_of_two(m))
-        self.blocks = {}
-        for j, i in pairs:
-            self.blocks[j, i] = self._scale(i, self.maps[j, i], self.errors[j, i])
+        self.scales = [1.0, *map(_power_of_two, self.prefix[1:])]
+        self.blocks = {(j, i): self._scale(i, self.maps[j, i], self.errors[j, i]) for j, i in pairs}
 
     def _read_maps(self, network: Network, progress: Progress) -> None:
         """All maps as matrices, bounds on the Frobenius norms of their errors, and on their norms."""
@@ -187,10 +180,8 @@ class _System:
             drift[j, i] = error / scales[j]
             sizes[j, i] = scales[i] / scales[j] * norms[j, i]
         coordinate, row, start = self._multipliers(_liplt(sizes), height)
-        site_row = np.repeat(np.arange(1, last + 1), heights)
-        site_column = np.repeat(np.arange(last), self.sizes)
-        problem = Problem(z, coordinate, row, site_row, site_column, drift, start)
-        return problem, scales[last], constant * (1 + 1e-9)
+        sites = np.repeat(np.arange(1, last + 1), heights), np.repeat(np.arange(last), self.sizes)
+        return Problem(z, coordinate, row, *sites, drift, start), scales[last], constant * (1 + 1e-9)
 
     def _multipliers(self, liplt: np.ndarray, height: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The entry of (ρ, t, 1) of each column of P and of each row of Z, and the first values of (ρ, t).

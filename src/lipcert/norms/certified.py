@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from math import inf, sqrt
 
@@ -42,10 +42,6 @@ class NormOptions:
             raise OptionError(f"failure_probability is {self.failure_probability}, expected a number between 0 and 1")
         if self.dense_limit < 0 or self.memory <= 0:
             raise OptionError("dense_limit and memory must not be negative")
-
-    def share(self, parts: int) -> NormOptions:
-        """The same with this part of the failure probability."""
-        return replace(self, failure_probability=self.failure_probability / parts)
 
 
 @dataclass
@@ -100,10 +96,10 @@ def bound_norms(
     errors = ProductErrors(network)
     proofs = _prove(network, pairs, options, progress)
     ritz = _iterate(network, [pair for pair in pairs if pair not in proofs], options, progress)
-    found: dict[Pair, _Proof | _Ritz] = {**proofs, **ritz}
     bounds: dict[Pair, float] = {}
     for j, i in sorted(pairs, key=lambda pair: pair[0] - pair[1]):  # the errors of long pairs rest on short ones
-        bounds[j, i] = found[j, i].upper(errors.error((j, i)))
+        evidence = proofs.get((j, i)) or ritz[j, i]
+        bounds[j, i] = evidence.upper(errors.error((j, i)))
         if not bounds[j, i] < inf:
             raise NonFiniteError(
                 f"the norm between sites {i} and {j} cannot be bounded: its rounding errors are too large; "
@@ -124,7 +120,9 @@ def _prove(network: Network, pairs: Sequence[Pair], options: NormOptions, progre
     proofs: dict[Pair, _Proof] = {}
     plan = gram.gram_plan(network, pairs, options.dense_limit, options.memory)
     for count, (side, members) in enumerate(plan.items()):
-        sizes = {(j, i): 8 * network.in_size(j) * network.out_size(i) for j, i in members}
+        sizes = {}
+        for j, i in members:
+            sizes[j, i] = 8 * network.in_size(j) * network.out_size(i)
         for chunk in _chunks(sizes, options.memory):
             report = partial(progress, f"proving norms {count + 1}/{len(plan)}")
             matrices = gram.dense_rows(network, side, chunk, report)

@@ -113,13 +113,13 @@ def lanczos_values(
     from_start = Sweep(network, last, only=on_start)
     from_end = Sweep(network, last, only=on_end)
     for step in range(most_steps):
-        if all(process.done for process in processes.values()):
-            break
         images = from_start.adjoint(from_start.forward(_vectors(processes, from_start.starts)))
         _advance(processes, from_start.starts, images)
         images = from_end.forward(from_end.adjoint(_vectors(processes, from_end.ends)))
         _advance(processes, from_end.ends, images)
         progress((step + 1) / most_steps)
+        if all(process.done for process in processes.values()):
+            break
     return {pair: sqrt(process.ritz()) for pair, process in processes.items()}
 
 

@@ -64,8 +64,11 @@ class ProductErrors:
         self._edges: list[list[tuple[int, float]]] = []  # of every node: the sources and ‖|A|‖ of its edges
         readers: Counter[int] = Counter()
         for node in network.nodes:
-            self._edges.append([(edge.source, magnitude_norm(edge.op, like)) for edge in node.edges])
-            readers.update(edge.source for edge in node.edges)
+            edges = []
+            for edge in node.edges:
+                edges.append((edge.source, magnitude_norm(edge.op, like)))
+                readers[edge.source] += 1
+            self._edges.append(edges)
         self._fan_out = max(readers.values(), default=0)  # additions at a node of an adjoint product
         self._leaving, self._arriving = _scaled_outputs(network, readers), _scaled_inputs(network)
 
@@ -161,4 +164,6 @@ def _scaled_inputs(network: Network) -> dict[int, list[tuple[int, float]]]:
 def _inverse_norm(op: Scale) -> float:
     """‖S⁻¹‖ of a diagonal, from above; infinite if it has zeros."""
     smallest = float(op.factor().detach().abs().min())
-    return round_up(1 / smallest) if smallest > 0 else inf
+    if not smallest > 0:
+        return inf
+    return round_up(1 / smallest)

@@ -24,31 +24,30 @@ class Rotation:
 
     def __init__(self, sweep: Sweep) -> None:
         self._starts = sweep.starts
+        self.period = 1
+        """How many iterations until every pair has had its turn."""
         # Pairs of a start site that take part at the same times: by site, stride and remainder.
         groups: dict[tuple[int, int, int], list[Pair]] = {}
         for j, i in sweep.pairs:
             stride = self._stride(j - i)
             groups.setdefault((i, stride, (i + j) % stride), []).append((j, i))
+            self.period = max(self.period, stride)
         self._groups = list(groups.values())
         self._phases = [sweep]
-        period = max((stride for _, stride, _ in groups), default=1)
-        if period > 1:
-            last = max(sweep.ends)
-            self._phases = [Sweep(sweep.network, last, only=self._turn(turn, sweep.pairs)) for turn in range(period)]
+        if self.period > 1:
+            turns = [self._turn(turn, sweep.pairs) for turn in range(self.period)]
+            self._phases = [Sweep(sweep.network, max(sweep.ends), only=turn) for turn in turns]
 
     def _stride(self, span: int) -> int:
         if span <= 4:
             return 1
-        return 2 if span <= 8 else self.PERIOD
+        if span <= 8:
+            return 2
+        return self.PERIOD
 
     def _turn(self, turn: int, pairs: Sequence[Pair]) -> set[Pair]:
         """The pairs that take part in the iterations turn, turn + period, …"""
         return {(j, i) for j, i in pairs if (turn + i + j) % self._stride(j - i) == 0}
-
-    @property
-    def period(self) -> int:
-        """How many iterations until every pair has had its turn."""
-        return len(self._phases)
 
     @torch.no_grad()
     def iterate(self, vectors: Vectors, iterations: int, turn: int = 0, accelerated: bool = True) -> Vectors:
@@ -61,10 +60,12 @@ class Rotation:
             return self._accelerated(vectors, phases)
         vectors = dict(vectors)
         for phase in phases:
-            moving = {i: _select(vectors[i], self._starts[i], pairs) for i, pairs in phase.starts.items()}
+            moving = {}
+            for i, pairs in phase.starts.items():
+                moving[i] = _select(vectors[i], self._starts[i], pairs)
             for i, moved in power_step(phase, moving).items():
-                everything = [self._starts[i], phase.starts[i]]
-                vectors[i] = _merge([vectors[i], moved], everything, self._starts[i])
+                groups = [self._starts[i], phase.starts[i]]
+                vectors[i] = _merge([vectors[i], moved], groups, self._starts[i])
         return vectors
 
     def _accelerated(self, vectors: Vectors, phases: Sequence[Sweep]) -> Vectors:
@@ -76,15 +77,21 @@ class Rotation:
             probes, active = {}, {}
             for i, pairs in phase.starts.items():
                 active[i] = [search for search in searches[i] if search.pairs[0] in pairs]
-                rows = [search.probe() for search in active[i]]
-                probes[i] = _merge(rows, [search.pairs for search in active[i]], pairs)
+                rows, groups = [], []
+                for search in active[i]:
+                    rows.append(search.probe())
+                    groups.append(search.pairs)
+                probes[i] = _merge(rows, groups, pairs)
             for i, images in phase.adjoint(phase.forward(probes)).items():
                 for search in active[i]:
                     search.advance(_select(images, phase.starts[i], search.pairs))
         result = {}
         for i, members in searches.items():
-            rows = [search.result() for search in members]
-            result[i] = _merge(rows, [search.pairs for search in members], self._starts[i])
+            rows, groups = [], []
+            for search in members:
+                rows.append(search.result())
+                groups.append(search.pairs)
+            result[i] = _merge(rows, groups, self._starts[i])
         return result
 
 

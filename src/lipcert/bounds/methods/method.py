@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar, TypeVar
 
@@ -89,8 +89,8 @@ class Task:
 
     def _make(self, method: str, network: Network, scales: Mapping[str, Tensor] | None = None) -> Form:
         last = network.depth + self.whole_output
-        share = self.options.share(_MOST_FORMS)
-        return make_form(method, network, last, share, self.progress, scales)
+        options = replace(self.options, failure_probability=self.options.failure_probability / _MOST_FORMS)
+        return make_form(method, network, last, options, self.progress, scales)
 
 
 class Method(ABC):
