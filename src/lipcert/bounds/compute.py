@@ -83,11 +83,10 @@ def stored_bound(
             return known
     if fit is None and earlier is not None:
         fit = FitOptions(start=earlier.scales)
-    new = bound_targets(model, network.input_shape, method, ("pairwise",), fit=fit, network=network, progress=progress)[
-        "pairwise"
-    ]
-    new.save(path)
-    return new
+    shape, targets = network.input_shape, ("pairwise",)
+    new = bound_targets(model, shape, method, targets, fit=fit, network=network, progress=progress)
+    new["pairwise"].save(path)
+    return new["pairwise"]
 
 
 @torch.inference_mode(False)

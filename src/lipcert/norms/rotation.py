@@ -64,8 +64,8 @@ class Rotation:
             for i, pairs in phase.starts.items():
                 moving[i] = _select(vectors[i], self._starts[i], pairs)
             for i, moved in power_step(phase, moving).items():
-                groups = [self._starts[i], phase.starts[i]]
-                vectors[i] = _merge([vectors[i], moved], groups, self._starts[i])
+                parts = [(self._starts[i], vectors[i]), (phase.starts[i], moved)]
+                vectors[i] = _merge(parts, self._starts[i])
         return vectors
 
     def _accelerated(self, vectors: Vectors, phases: Sequence[Sweep]) -> Vectors:
@@ -77,21 +77,13 @@ class Rotation:
             probes, active = {}, {}
             for i, pairs in phase.starts.items():
                 active[i] = [search for search in searches[i] if search.pairs[0] in pairs]
-                rows, groups = [], []
-                for search in active[i]:
-                    rows.append(search.probe())
-                    groups.append(search.pairs)
-                probes[i] = _merge(rows, groups, pairs)
+                probes[i] = _merge([(search.pairs, search.probe()) for search in active[i]], pairs)
             for i, images in phase.adjoint(phase.forward(probes)).items():
                 for search in active[i]:
                     search.advance(_select(images, phase.starts[i], search.pairs))
         result = {}
         for i, members in searches.items():
-            rows, groups = [], []
-            for search in members:
-                rows.append(search.result())
-                groups.append(search.pairs)
-            result[i] = _merge(rows, groups, self._starts[i])
+            result[i] = _merge([(search.pairs, search.result()) for search in members], self._starts[i])
         return result
 
 
@@ -107,12 +99,13 @@ def _select(rows: Tensor, pairs: Sequence[Pair], wanted: Sequence[Pair]) -> Tens
     return torch.cat(chosen)
 
 
-def _merge(parts: Sequence[Tensor], groups: Sequence[Sequence[Pair]], pairs: Sequence[Pair]) -> Tensor:
+def _merge(parts: Sequence[tuple[Sequence[Pair], Tensor]], pairs: Sequence[Pair]) -> Tensor:
     """The rows of all `pairs` from those of groups of them; the last group that has a pair counts."""
-    if groups[-1] == pairs:
-        return parts[-1]
+    group, rows = parts[-1]
+    if group == pairs:
+        return rows
     by_pair = {}
-    for part, group in zip(parts, groups, strict=True):
+    for group, rows in parts:
         for k, pair in enumerate(group):
-            by_pair[pair] = part[k : k + 1]
+            by_pair[pair] = rows[k : k + 1]
     return torch.cat([by_pair[pair] for pair in pairs])

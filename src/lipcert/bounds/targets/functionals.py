@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from itertools import combinations
 from math import sqrt
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from lipcert.bounds.targets.distances import bound_class_norms, bound_pair_norms, class_norms, pair_norms
-from lipcert.bounds.targets.target import Target, register_target
+from lipcert.bounds.targets.target import Functional, Target, register_target
 from lipcert.network.normal_form import Network
 
 
@@ -38,7 +37,7 @@ class Whole(Target):
     def pairwise(self, value: Tensor, classes: int) -> Tensor:
         return value * sqrt(2) * (1 - torch.eye(classes, dtype=value.dtype, device=value.device))
 
-    def functionals(self, classes: int) -> list[tuple[tuple[Any, ...], Tensor]]:
+    def functionals(self, classes: int) -> list[Functional]:
         return [((), torch.eye(classes, dtype=torch.float64))]
 
 
@@ -62,7 +61,7 @@ class PerClass(Target):
         off_diagonal = 1 - torch.eye(classes, dtype=value.dtype, device=value.device)
         return (value[:, None] + value[None, :]) * off_diagonal
 
-    def functionals(self, classes: int) -> list[tuple[tuple[Any, ...], Tensor]]:
+    def functionals(self, classes: int) -> list[Functional]:
         unit = torch.eye(classes, dtype=torch.float64)
         return [((a,), unit[a : a + 1]) for a in range(classes)]
 
@@ -86,12 +85,12 @@ class Pairwise(Target):
     def pairwise(self, value: Tensor, classes: int) -> Tensor:
         return value
 
-    def functionals(self, classes: int) -> list[tuple[tuple[Any, ...], Tensor]]:
+    def functionals(self, classes: int) -> list[Functional]:
         unit = torch.eye(classes, dtype=torch.float64)
-        found: list[tuple[tuple[Any, ...], Tensor]] = []
+        differences: list[Functional] = []
         for a, b in combinations(range(classes), 2):
-            found.append((([a, b], [b, a]), unit[a : a + 1] - unit[b : b + 1]))
-        return found
+            differences.append((([a, b], [b, a]), unit[a : a + 1] - unit[b : b + 1]))
+        return differences
 
     def mean(self, value: Tensor) -> Tensor:
         classes = len(value)

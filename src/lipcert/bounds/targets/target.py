@@ -10,6 +10,9 @@ from torch import Tensor
 from lipcert.bounds.register import Register
 from lipcert.network.normal_form import Network
 
+Functional = tuple[tuple[Any, ...], Tensor]
+"""Where in the value a functional belongs, and its weights of the logits."""
+
 
 class Target(ABC):
     """A set of linear functionals of the output whose Lipschitz constants are wanted.
@@ -49,8 +52,8 @@ class Target(ABC):
         """(K, K): constants of the logit differences that follow from the values."""
 
     @abstractmethod
-    def functionals(self, classes: int) -> list[tuple[tuple[Any, ...], Tensor]]:
-        """Where in the value each functional belongs, and its weights of the logits."""
+    def functionals(self, classes: int) -> list[Functional]:
+        """All functionals."""
 
     def mean(self, value: Tensor) -> Tensor:
         """The mean over all functionals."""
