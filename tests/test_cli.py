@@ -119,7 +119,7 @@ def test_all_methods_as_a_table_with_refusals(run, monkeypatch):
     def refuse(network, *arguments, **options):
         raise TooLargeError("LipSDP needs order 9000, the limit is 2000; use method='rescaled'")
 
-    monkeypatch.setattr("lipcert.bounds.methods.lipsdp.lipsdp_constants", refuse)
+    monkeypatch.setattr("lipcert.bounds.methods.recursive.lipsdp_constants", refuse)
     monkeypatch.setattr("lipcert.bounds.methods.best._SMALL", 0)  # "best" does without
     monkeypatch.setattr("lipcert.commands.bound_command.METHODS", ("naive", "liplt", "lipsdp", "best"))
     table = run("bound", "digit_net:build", "--method", "all", "--quiet")

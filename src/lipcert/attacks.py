@@ -15,7 +15,7 @@ from lipcert.certificate.certificates import Certificates
 from lipcert.data import Split
 from lipcert.errors import CertificateViolation, OptionError, TrainingModeError, check_choice
 from lipcert.files import replace_file
-from lipcert.norms.certified import Progress, no_progress
+from lipcert.progress import Progress, no_progress
 
 PAPER_STEP = 0.001
 """The size of the steps of PGD that the paper states."""

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import lipcert
-from lipcert.bounds.bound import _checksum
+from lipcert.bounds.bound_files import checksum
 from lipcert.bounds.fingerprint import fingerprint
 from lipcert.bounds.fit import FitOptions
 from lipcert.errors import BoundError
@@ -60,7 +60,11 @@ def test_the_facts_are_readable(tmp_path):
 def test_an_interrupted_save_leaves_the_old_files(tmp_path, monkeypatch):
     old, new = (lipcert.bound(dense_chain(4, 5, 3, seed=seed), (4,)) for seed in (0, 1))
     old.save(tmp_path / "b")
-    monkeypatch.setattr("lipcert.bounds.bound.save_file", lambda *a, **k: (_ for _ in ()).throw(OSError("disk full")))
+
+    def fail(*arguments):
+        raise OSError("disk full")
+
+    monkeypatch.setattr("lipcert.bounds.bound_files.save_file", fail)
     with pytest.raises(OSError, match="disk full"):
         new.save(tmp_path / "b")
     assert torch.equal(lipcert.Bound.load(tmp_path / "b").value, old.value)
@@ -220,7 +224,7 @@ def test_values_are_checked_even_if_the_checksum_is_right(rescaled, tmp_path):
     scaled("tails", -1)(tmp_path / "b.safetensors")
     facts = json.loads((tmp_path / "b.json").read_text())
     del facts["checksum"]
-    facts["checksum"] = _checksum(facts, load_file(tmp_path / "b.safetensors"))
+    facts["checksum"] = checksum(facts, load_file(tmp_path / "b.safetensors"))
     (tmp_path / "b.json").write_text(json.dumps(facts))
     with pytest.raises(BoundError, match="the tails of the bound contain negative numbers"):
         lipcert.Bound.load(tmp_path / "b")

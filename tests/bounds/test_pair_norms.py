@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import lipcert
 from helpers import randn, reference
-from lipcert.bounds.targets import class_norms, find_target, pair_norms, target
+from lipcert.bounds.targets import class_norms, distances, find_target, pair_norms
 from models import dense_chain
 
 
@@ -56,7 +56,7 @@ def test_clusters():
 def test_chunks_do_not_change_the_result(monkeypatch):
     rows = (100 * randn(5, 40)[torch.arange(60) % 5] + 1e-3 * randn(60, 40, seed=1)).float()
     expected = pair_norms(rows)
-    monkeypatch.setattr(target, "_CHUNK", 100)
+    monkeypatch.setattr(distances, "_CHUNK", 100)
     assert torch.equal(pair_norms(rows), expected)
 
 

@@ -8,7 +8,7 @@ from helpers import jacobians, reference
 from lipcert.bounds.fit import FitOptions
 from lipcert.bounds.methods import METHODS, Method, register_method
 from lipcert.bounds.targets import TARGETS, Target, register_target
-from lipcert.bounds.targets.target import bound_class_norms, class_norms
+from lipcert.bounds.targets.distances import bound_class_norms, class_norms
 from lipcert.errors import OptionError
 from models import dense_chain
 

@@ -10,7 +10,9 @@ from torch import nn
 
 from helpers import dense_maps, randn, transformed
 from lipcert.network.sweep import Sweep
-from lipcert.norms.estimate import Rotation, estimate_norms, random_vectors, row_norms
+from lipcert.norms.estimate import estimate_norms, random_vectors
+from lipcert.norms.rotation import Rotation
+from lipcert.norms.rows import row_norms
 from models import dense_chain, gaussian, named_models
 
 MODELS = named_models()

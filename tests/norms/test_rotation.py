@@ -6,7 +6,8 @@ from torch import nn
 import lipcert
 from helpers import transformed
 from lipcert.network.sweep import Sweep
-from lipcert.norms.estimate import Rotation, random_vectors
+from lipcert.norms.estimate import random_vectors
+from lipcert.norms.rotation import Rotation
 
 
 def chain(depth, width=6, seed=0):

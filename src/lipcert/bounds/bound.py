@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from lipcert.bounds.bound_files import base_path, read_bound, write_bound
 from lipcert.bounds.fingerprint import fingerprint
 from lipcert.bounds.targets import TARGETS, find_target
 from lipcert.errors import BoundError
-from lipcert.files import replace_file, tensors_digest
+from lipcert.files import tensors_digest
 from lipcert.network.build import trace
 from lipcert.network.normal_form import Network
 from lipcert.shown import Shown
 
-_FORMAT = 3
 _NUMBERS = ("tails", "between", "shares")
 _SCALES = "scales of "
 
@@ -153,15 +148,10 @@ class Bound(Shown):
 
     def save(self, path: str | Path) -> None:
         """Write `path`.json (facts and the checksum of everything) and `path`.safetensors (numbers)."""
-        facts_file, numbers_file = _files(path)
         tensors = {name: getattr(self, name).contiguous().cpu() for name in _NUMBERS}
-        tensors |= {_SCALES + name: diagonal.contiguous().cpu() for name, diagonal in self.scales.items()}
-        facts = {"format": _FORMAT, **asdict(self.facts), "contributions": self.contributions}
-        facts["checksum"] = _checksum(facts, tensors)
-        with replace_file(numbers_file) as temporary:
-            save_file(tensors, temporary)
-        with replace_file(facts_file) as temporary:
-            temporary.write_text(json.dumps(facts, indent=2) + "\n")
+        for name, diagonal in self.scales.items():
+            tensors[_SCALES + name] = diagonal.contiguous().cpu()
+        write_bound(path, {**asdict(self.facts), "contributions": self.contributions}, tensors)
 
     @classmethod
     def find(cls, path: str | Path) -> Bound | None:
@@ -173,23 +163,18 @@ class Bound(Shown):
 
     @classmethod
     def load(cls, path: str | Path) -> Bound:
-        """Read what `save` wrote. The checksum finds edits and damage, but stops nobody who computes it anew."""
-        base = _base(path)
-        stored, tensors = _read(path)
-        if stored.get("format") != _FORMAT:
-            raise BoundError(
-                f"the bound {base} was written by an earlier version of lipcert (format {stored.get('format')}, "
-                f"expected {_FORMAT}); compute it again with lipcert.bound"
-            )
-        if stored.pop("checksum", None) != _checksum(stored, tensors):
-            raise BoundError(f"the bound {base} was edited or is damaged; compute it again with lipcert.bound")
+        """Read what `save` wrote; edits and damage are refused."""
+        stored, tensors = read_bound(path)
         try:
             numbers = {name: tensors.pop(name) for name in _NUMBERS}
             known = {fact.name: stored[fact.name] for fact in fields(Facts)}
-            facts = Facts(**{**known, "input_shape": tuple(known["input_shape"]), "sites": tuple(known["sites"])})
+            known["input_shape"] = tuple(known["input_shape"])
+            known["sites"] = tuple(known["sites"])
         except (TypeError, KeyError) as error:
-            raise BoundError(f"the bound {base} is damaged ({error}); compute it again with lipcert.bound") from error
-        return cls(facts=facts, scales={name.removeprefix(_SCALES): t for name, t in tensors.items()}, **numbers)
+            problem = f"the bound {base_path(path)} is damaged ({error}); compute it again with lipcert.bound"
+            raise BoundError(problem) from error
+        scales = {name.removeprefix(_SCALES): diagonal for name, diagonal in tensors.items()}
+        return cls(facts=Facts(**known), scales=scales, **numbers)
 
     def __repr__(self) -> str:
         shape = f" (mean of {tuple(self.value.shape)})" if self.value.dim() else ""
@@ -235,37 +220,3 @@ def _check_numbers(name: str, numbers: Tensor, positive: bool = False) -> None:
     else:
         return
     raise BoundError(f"the {name} of the bound {problem}; compute it again with lipcert.bound")
-
-
-def _checksum(facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of all facts and tensors, with their names, types and shapes."""
-    content = json.dumps(facts, sort_keys=True) + tensors_digest(tensors)
-    return hashlib.sha256(content.encode()).hexdigest()
-
-
-def _read(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The contents of both files of a bound, not yet checked."""
-    facts_file, numbers_file = _files(path)
-    try:
-        stored = json.loads(facts_file.read_text())
-        if not isinstance(stored, dict):
-            raise ValueError("expected a JSON object")
-        return stored, load_file(numbers_file)
-    except FileNotFoundError as error:
-        missing = numbers_file if facts_file.exists() else facts_file
-        raise BoundError(f"{missing} does not exist; a bound is a .json and a .safetensors file") from error
-    except (ValueError, RecursionError, SafetensorError, OSError) as error:  # ValueError: neither JSON nor text
-        raise BoundError(
-            f"the bound {_base(path)} is damaged ({error}); compute it again with lipcert.bound"
-        ) from error
-
-
-def _files(path: str | Path) -> tuple[Path, Path]:
-    """Where the facts and where the numbers of a bound are kept."""
-    base = _base(path)
-    return base.with_name(base.name + ".json"), base.with_name(base.name + ".safetensors")
-
-
-def _base(path: str | Path) -> Path:
-    path = Path(path)
-    return path.with_suffix("") if path.suffix in (".json", ".safetensors") else path

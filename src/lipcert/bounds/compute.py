@@ -22,7 +22,8 @@ from lipcert.network.build import trace
 from lipcert.network.normal_form import Network
 from lipcert.network.program import Program
 from lipcert.network.rules.registry import MODULE_RULES, find_module_rule
-from lipcert.norms.certified import NormOptions, Progress, no_progress
+from lipcert.norms.certified import NormOptions
+from lipcert.progress import Progress, no_progress
 from lipcert.rounding import UNDERFLOW, denormals_kept, gamma
 from lipcert.version import VERSION
 
@@ -81,12 +82,12 @@ def stored_bound(
         if known.belongs_to(network):
             known.save(path)
             return known
-    fit = fit or FitOptions(start=earlier.scales if earlier is not None else None)
-    chosen, target = find_method(method), find_target("pairwise")
-    promised = promised_program(model, network.input_shape)
-    found = bound_network(network, chosen, [target], fit=fit, promised=promised, progress=progress)[target.name]
-    found.save(path)
-    return found
+    if fit is None and earlier is not None:
+        fit = FitOptions(start=earlier.scales)
+    shape, targets = network.input_shape, ("pairwise",)
+    new = bound_targets(model, shape, method, targets, fit=fit, network=network, progress=progress)
+    new["pairwise"].save(path)
+    return new["pairwise"]
 
 
 @torch.inference_mode(False)
@@ -130,10 +131,14 @@ def bound_network(
         target.check(network)
     whole = any(target.whole_output for target in targets)
     task = Task(program, promised, whole, options or NormOptions(), fit or FitOptions(), progress)
-    mark = fingerprint(replace(network, program=program))
-    bounds = {target.name: _bound(task, method, target, mark) for target in targets}
+    digest = fingerprint(replace(network, program=program))
+    bounds = {}
+    for target in targets:
+        bounds[target.name] = _bound(task, method, target, digest)
     seconds = perf_counter() - began
-    return {name: replace(b, facts=replace(b.facts, seconds=seconds)) for name, b in bounds.items()}
+    for name, made in bounds.items():
+        bounds[name] = replace(made, facts=replace(made.facts, seconds=seconds))
+    return bounds
 
 
 def promised_program(model: nn.Module, input_shape: tuple[int, ...]) -> Program | None:
@@ -161,21 +166,23 @@ def promised_constants(
     return {target.name: _numbers(forms, target, {}, progress).tails[0] for target in wanted}
 
 
-def _bound(task: Task, method: Method, target: Target, mark: str) -> Bound:
+def _bound(task: Task, method: Method, target: Target, digest: str) -> Bound:
     forms = method.forms(task, target)
     numbers = _numbers(forms, target, method.values(task, target), task.progress)
-    norms = {id(form.norms): form.norms for form in forms}.values()
-    probability = task.options.failure_probability if any(n.randomised for n in norms) else 0.0
+    probability, guarantee = 0.0, "deterministic"
+    if any(form.norms.randomised for form in forms):
+        probability = task.options.failure_probability
+        guarantee = f"holds with probability ≥ 1 − {probability:g}"
     facts = Facts(
         method=method.name,
         target=target.name,
-        guarantee=f"holds with probability ≥ 1 − {probability:g}" if probability else "deterministic",
+        guarantee=guarantee,
         failure_probability=probability,
-        inflation=max(n.inflation for n in norms),
+        inflation=max(form.norms.inflation for form in forms),
         seconds=0.0,
         input_shape=task.program.input_shape,
         sites=numbers.sites,
-        fingerprint=mark,
+        fingerprint=digest,
         library=_version(),
         winners=numbers.winners,
     )
@@ -193,27 +200,34 @@ class _Numbers:
 
 @torch.no_grad()
 def _numbers(forms: Sequence[Form], target: Target, others: Mapping[str, Tensor], progress: Progress) -> _Numbers:
-    """The smallest values of all forms and other bounds; constants between sites are those of the first form."""
+    """The smallest values of all forms and other bounds; constants between sites are those of the first form.
+
+    The shares are those of the form with the smallest mean, among those with the sites of the first one.
+    """
     prefixes = smallest_prefixes(forms)
-    candidates: list[tuple[str, Tensor]] = []
-    terms: list[tuple[Tensor, Form]] = []
+    methods: list[str] = []
+    values: list[Tensor] = []
+    best: tuple[float, Tensor, Form] | None = None
     for count, (form, m) in enumerate(zip(forms, prefixes.forms, strict=True)):
         shares = form.shares(target, m, partial(progress, f"rows {count + 1}/{len(forms)}"))
-        candidates.append((form.method, shares.sum(0) * (1 + gamma(4 * (len(shares) + 2)))))
-        terms.append((shares, form))
-    names = forms[0].names
-    means = [float(target.mean(shares.sum(0))) for shares, form in terms if len(form.names) == len(names)]
-    best_shares, best_form = [term for term in terms if len(term[1].names) == len(names)][means.index(min(means))]
-    candidates += list(others.items())
-    value, winner = torch.stack([values for _, values in candidates]).min(0)
-    shares = torch.stack([target.mean(share) for share in best_shares])
+        total = shares.sum(0)
+        methods.append(form.method)
+        values.append(total * (1 + gamma(4 * (len(shares) + 2))))
+        mean = float(target.mean(total))
+        if best is None or (mean < best[0] and len(form.names) == len(forms[0].names)):
+            best = mean, shares, form
+    assert best is not None
+    methods += others.keys()
+    values += others.values()
+    value, winner = torch.stack(values).min(0)
+    shares = torch.stack([target.mean(share) for share in best[1]])
     shares = shares * (float(target.mean(value)) / max(float(shares.sum()), UNDERFLOW))
     tails = forms[0].tails(target)
     tails[0] = torch.minimum(tails[0], value)
-    winners = dict(prefixes.winners) if len(candidates) > 1 else {}
-    if len(candidates) > 1:
-        winners |= _winning_methods([name for name, _ in candidates], winner, target)
-    return _Numbers(tails, forms[0].between(), shares, tuple(best_form.names), winners)
+    winners: dict[str, str] = {}
+    if len(methods) > 1:
+        winners = prefixes.winners | _winning_methods(methods, winner, target)
+    return _Numbers(tails, forms[0].between(), shares, tuple(best[2].names), winners)
 
 
 def _winning_methods(names: Sequence[str], winner: Tensor, target: Target) -> dict[str, str]:

@@ -18,7 +18,8 @@ from lipcert.network.normal_form import Network
 from lipcert.network.program import constants_computed_once
 from lipcert.network.rewrites import liplt_lines, loop_transform, naive_lines
 from lipcert.network.sweep import Sweep
-from lipcert.norms.estimate import Rotation, Vectors, estimate_norms, random_vectors
+from lipcert.norms.estimate import Vectors, estimate_norms, random_vectors
+from lipcert.norms.rotation import Rotation
 
 METHODS = ("naive", "liplt", "rescaled")
 
@@ -77,43 +78,35 @@ class Estimator(nn.Module):
         network: Network | None = None,
     ) -> None:
         super().__init__()
-        self._check(method, target, power_iterations)
-        self._model: tuple[nn.Module, ...] = (model,)  # a tuple, so that its parameters do not become the estimator's
-        self._parts = tuple(model.modules())
-        self._fixed = {"input_shape": input_shape, "seed": seed, "per_neuron": per_neuron}
-        traced = network or trace(model, input_shape, training=True)
-        self._build(traced, seed, accelerated, per_neuron)
-
-    @classmethod
-    def of_network(cls, network: Network, method: str, target: str, *, per_neuron: bool = False) -> Estimator:
-        """An estimator of a captured network."""
-        estimator = cls.__new__(cls)
-        nn.Module.__init__(estimator)
-        estimator._check(method, target, 5)
-        estimator._model, estimator._parts = (), ()
-        estimator._build(network, 0, False, per_neuron)
-        return estimator
-
-    def _check(self, method: str, target: str, power_iterations: int) -> None:
         check_choice("method", method, METHODS)
         find_target(target)
         if power_iterations < 0:
             raise OptionError(f"power_iterations is {power_iterations}, expected 0 or more")
         self.method, self.target, self.power_iterations = method, target, power_iterations
-
-    def _build(self, network: Network, seed: int, accelerated: bool, per_neuron: bool) -> None:
-        """The network with 1-Lipschitz nonlinearities, and the vectors that travel through it."""
         self.accelerated = accelerated
+        self._model = (model,)  # a tuple, so that its parameters do not become the estimator's
+        self._modules_of_model = tuple(model.modules())
+        self._fixed = {"input_shape": input_shape, "seed": seed, "per_neuron": per_neuron}
+        self._build(network or trace(model, input_shape, training=True), seed, per_neuron)
+
+    @classmethod
+    def of_network(cls, network: Network, method: str, target: str, *, per_neuron: bool = False) -> Estimator:
+        """An estimator of a captured network, whatever becomes of its model."""
+        return cls(nn.Module(), network.input_shape, method, target, per_neuron=per_neuron, network=network)
+
+    def _build(self, network: Network, seed: int, per_neuron: bool) -> None:
+        """The network with 1-Lipschitz nonlinearities, and the vectors that travel through it."""
         target = find_target(self.target)
         target.check(network)
-        lines = naive_lines(network) if self.method == "naive" else liplt_lines(network)
-        transformed = loop_transform(network, lines)
-        self.scales = Scales(transformed, per_neuron) if self.method == "rescaled" else None
-        self.network = self.scales.rescaled() if self.scales is not None else transformed
-        self._last_network = self.network
-        if not target.transforms_last:
-            plain = loop_transform(network, naive_lines(network))
-            self._last_network = self.scales.rescaled(plain) if self.scales is not None else plain
+        plain = loop_transform(network, naive_lines(network))
+        self.network = plain
+        if self.method != "naive":
+            self.network = loop_transform(network, liplt_lines(network))
+        self.scales: Scales | None = None
+        if self.method == "rescaled":
+            self.scales = Scales(self.network, per_neuron)
+            self.network, plain = self.scales.rescaled(), self.scales.rescaled(plain)
+        self._last_network = self.network if target.transforms_last else plain
         self._sweep = Sweep(self.network, network.depth + target.whole_output)
         self._rotation = Rotation(self._sweep)
         for i, x in random_vectors(self._sweep, seed).items():
@@ -123,8 +116,14 @@ class Estimator(nn.Module):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy belongs to a copy of the model: to the same one if both are copied or pickled together."""
-        free = {name: getattr(self, name) for name in ("method", "target", "power_iterations", "accelerated")}
-        return _rebuilt, (type(self), self._model[0], {**self._fixed, **free}), self.state_dict()
+        options = {
+            **self._fixed,
+            "method": self.method,
+            "target": self.target,
+            "power_iterations": self.power_iterations,
+            "accelerated": self.accelerated,
+        }
+        return _rebuilt, (type(self), self._model[0], options), self.state_dict()
 
     def __setstate__(self, state: Mapping[str, Tensor]) -> None:
         self.load_state_dict(state)
@@ -161,8 +160,10 @@ class Estimator(nn.Module):
         seed = torch.eye(classes, dtype=norms.dtype, device=norms.device)
         shares = []
         for rows, constant in zip(self._last_network.pull(depth + 1, seed), prefix, strict=True):
-            share = norms.new_zeros(target.shape(classes)) if rows is None else target.row_norms(rows) * constant
-            shares.append(share)
+            if rows is None:
+                shares.append(norms.new_zeros(target.shape(classes)))
+            else:
+                shares.append(target.row_norms(rows) * constant)
         contributions = torch.stack([target.mean(share) for share in shares])
         return Estimate(torch.stack(shares).sum(0), prefix[1:], contributions)
 
@@ -171,31 +172,32 @@ class Estimator(nn.Module):
         if not self._sweep.pairs:
             return torch.zeros(0, dtype=self.network.dtype, device=self.network.device)
         vectors: Vectors = {i: self.get_buffer(f"vectors_{i}") for i in self._sweep.starts}
-        turn = int(self.get_buffer("turn")) if self._rotation.period > 1 else 0
+        period, turn = self._rotation.period, 0
+        if period > 1:
+            turn = int(self.get_buffer("turn"))
         vectors = self._rotation.iterate(vectors, self.power_iterations, turn, self.accelerated)
         norms = estimate_norms(self._sweep, vectors)
         if self.power_iterations > 0 and bool(torch.isfinite(norms).all()):
             for i, x in vectors.items():
                 self.get_buffer(f"vectors_{i}").copy_(x)
-            if self._rotation.period > 1:
-                self.get_buffer("turn").fill_((turn + self.power_iterations) % self._rotation.period)
+            if period > 1:
+                self.get_buffer("turn").fill_((turn + self.power_iterations) % period)
         return norms
 
     def _follow_model(self) -> None:
         """Move to the model's device and dtype if it has been moved since; refuse it if it has other layers now."""
-        if not self._model:
-            return
-        if tuple(self._model[0].modules()) != self._parts:
+        model = self._model[0]
+        if tuple(model.modules()) != self._modules_of_model:
             raise OptionError("layers of the model were replaced since the estimator was made; make a new one")
-        like = next((p for p in self._model[0].parameters() if p.is_floating_point()), None)
+        like = next((p for p in model.parameters() if p.is_floating_point()), None)
         if like is not None and (like.dtype, like.device) != (self.network.dtype, self.network.device):
             self.network = replace(self.network, dtype=like.dtype, device=like.device)
             self.to(like.device, like.dtype)
 
     def _culprit(self) -> str:
         """What makes the estimate infinite, and what to do."""
-        tensors = [(name, tensor) for model in self._model for name, tensor in _tensors(model)]
-        for name, tensor in tensors:
+        model = self._model[0]
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
                 return f"{name} contains NaN or infinity; restore the last good weights"
         return "the weights are finite but their product overflows; scale them down"
@@ -206,7 +208,3 @@ class Estimator(nn.Module):
 
 def _rebuilt(kind: type[Estimator], model: nn.Module, options: Mapping[str, Any]) -> Estimator:
     return kind(model, **options)
-
-
-def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
-    return [*model.named_parameters(), *model.named_buffers()]

@@ -21,14 +21,14 @@ def fingerprint(network: Network) -> str:
         digest.update(f"{node.shape} {edges};".encode())
     for site in network.sites:
         slope = site.slope
-        told = slope and (
+        described = slope and (
             slope.alpha if isinstance(slope.alpha, float) else "learned",
             slope.beta if isinstance(slope.beta, float) else "learned",
             slope.elementwise,
             slope.ulps,
             slope.group,
         )
-        digest.update(f"{site.source} {site.output} {told};".encode())
+        digest.update(f"{site.source} {site.output} {described};".encode())
     return digest.hexdigest()
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lipcert.bounds.estimator import Estimator
-from lipcert.bounds.targets import Target, find_target
+from lipcert.bounds.targets import find_target
 from lipcert.errors import OptionError
 from lipcert.network.normal_form import Network
+from lipcert.progress import Report, no_report
 
 _TO_THE_END = 40
 
@@ -37,58 +38,57 @@ class FitOptions:
             raise OptionError(f"{self}: expected steps ≥ 0, iterations ≥ 1 and lr > 0")
 
 
-def fit_scales(
-    estimator: Estimator, options: FitOptions | None = None, progress: Callable[[float], None] = lambda _: None
-) -> float:
+def fit_scales(estimator: Estimator, options: FitOptions | None = None, progress: Report = no_report) -> float:
     """Minimise the mean estimate, or that of one pair of classes, over the estimator's scales.
 
     Starts at the present ones and keeps them if nothing better is found. Returns the value reached, with norms iterated
     to the end.
     """
-    options = options or FitOptions()
-    scales, usual, estimator.accelerated = estimator.scales, (estimator.power_iterations, estimator.accelerated), True
-    if scales is None:
+    if estimator.scales is None:
         raise OptionError("the estimator has no scales; use method='rescaled'")
-
-    def value(iterations: int) -> Tensor:
-        estimator.power_iterations = iterations
-        return _objective(estimator.estimate().value, find_target(estimator.target), options.pair)
-
-    parameters = list(scales.parameters())
-    start = [p.detach().clone() for p in parameters]
-    first = float(value(_TO_THE_END).detach())
-    optimizer = torch.optim.Adam(parameters, betas=(0.9, 0.99)) if parameters else None
-    steps = options.steps if optimizer and first > 0 else 0
-    for step in range(steps):
-        assert optimizer is not None
-        gradients = torch.autograd.grad(value(options.iterations).log(), parameters, allow_unused=True)
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient
-        optimizer.param_groups[0]["lr"] = options.lr * (1 - step / steps)
-        optimizer.step()
-        progress((step + 1) / steps)
-    last = float(value(_TO_THE_END).detach()) if steps else first
-    estimator.power_iterations, estimator.accelerated = usual
+    options = options or FitOptions()
+    power_iterations, accelerated = estimator.power_iterations, estimator.accelerated
+    parameters = list(estimator.scales.parameters())
+    start = [parameter.detach().clone() for parameter in parameters]
+    estimator.accelerated = True
+    first = last = float(_objective(estimator, _TO_THE_END, options.pair).detach())
+    if parameters and options.steps > 0 and first > 0:
+        _descend(estimator, parameters, options, progress)
+        last = float(_objective(estimator, _TO_THE_END, options.pair).detach())
+    estimator.power_iterations, estimator.accelerated = power_iterations, accelerated
     if not last < first:
         with torch.no_grad():
             for parameter, kept in zip(parameters, start, strict=True):
                 parameter.copy_(kept)
-    for parameter in parameters:
-        parameter.grad = None
     return min(first, last)
 
 
-def _objective(value: Tensor, target: Target, pair: tuple[int, int] | None) -> Tensor:
+def _descend(estimator: Estimator, parameters: Sequence[nn.Parameter], options: FitOptions, progress: Report) -> None:
+    """Steps of Adam on the logarithm of the objective, with a learning rate that falls to zero."""
+    optimizer = torch.optim.Adam(parameters, betas=(0.9, 0.99))
+    for step in range(options.steps):
+        value = _objective(estimator, options.iterations, options.pair).log()
+        gradients = torch.autograd.grad(value, parameters, allow_unused=True)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        optimizer.param_groups[0]["lr"] = options.lr * (1 - step / options.steps)
+        optimizer.step()
+        progress((step + 1) / options.steps)
+    optimizer.zero_grad()
+
+
+def _objective(estimator: Estimator, iterations: int, pair: tuple[int, int] | None) -> Tensor:
+    """The mean estimate, or that of one pair of classes, after some iterations."""
+    estimator.power_iterations = iterations
+    value = estimator.estimate().value
     if pair is None:
-        return target.mean(value)
+        return find_target(estimator.target).mean(value)
     if value.dim() != 2:
-        raise OptionError(f"pair is {pair}, which needs the target pairwise or last-layer, not {target.name}")
+        raise OptionError(f"pair is {pair}, which needs the target pairwise or last-layer, not {estimator.target}")
     return value[pair]
 
 
-def fitted_scales(
-    network: Network, target: str, options: FitOptions, progress: Callable[[float], None]
-) -> dict[str, Tensor]:
+def fitted_scales(network: Network, target: str, options: FitOptions, progress: Report) -> dict[str, Tensor]:
     """Diagonals by the names of their sites, fitted to the present weights of a network."""
     estimator = Estimator.of_network(network, "rescaled", target, per_neuron=options.per_neuron)
     assert estimator.scales is not None

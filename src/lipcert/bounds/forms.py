@@ -6,7 +6,7 @@ known, hands them on, and the forms take turns until nothing improves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from math import inf, sqrt
@@ -19,9 +19,10 @@ from lipcert.bounds.targets import Target
 from lipcert.network.normal_form import Network
 from lipcert.network.program import Live
 from lipcert.network.rewrites import liplt_lines, loop_transform, naive_lines, rescale
-from lipcert.norms.certified import CertifiedNorms, NormOptions, Progress, bound_norms
-from lipcert.norms.estimate import flat_rows, row_norms
+from lipcert.norms.certified import CertifiedNorms, NormOptions, bound_norms
 from lipcert.norms.product_errors import ProductErrors
+from lipcert.norms.rows import flat_rows, per_row, row_norms
+from lipcert.progress import Progress, Report
 from lipcert.rounding import gamma, up_product
 
 _ROUNDS = 8
@@ -51,37 +52,43 @@ class Form:
     @cached_property
     def matrix(self) -> Tensor:
         """N, (n+2) × (n+2), with zeros where norms are not known."""
-        pairs = list(self.norms.bounds)
-        values = torch.tensor([self.norms.bounds[pair] for pair in pairs], dtype=torch.float64)
-        return norm_matrix(pairs, values, self.network.depth + 2)
+        values = torch.tensor(list(self.norms.bounds.values()), dtype=torch.float64)
+        return norm_matrix(list(self.norms.bounds), values, self.network.depth + 2)
 
-    def largest(self, site: int) -> float:
-        """The largest entry of D of a site."""
-        return float(self.diagonals[site].max()) if site in self.diagonals else 1.0
+    @cached_property
+    def inner(self) -> Tensor:
+        """N between the sites 0..n, without the output."""
+        last = self.network.depth + 1
+        return self.matrix[:last, :last]
 
-    def smallest(self, site: int) -> float:
-        """The smallest entry of D of a site."""
-        return float(self.diagonals[site].min()) if site in self.diagonals else 1.0
+    def in_network(self, site: int, constant: float) -> float:
+        """The constant of z_i that follows from one of D_i⁻¹z_i, rounded up."""
+        if site in self.diagonals:
+            constant *= float(self.diagonals[site].max())
+        return constant * (1 + gamma(4))
+
+    def in_form(self, site: int, constant: float) -> float:
+        """The constant of D_i⁻¹z_i that follows from one of z_i, rounded up."""
+        if site in self.diagonals:
+            constant /= float(self.diagonals[site].min())
+        return constant * (1 + gamma(4))
 
     def prefix(self, known: Mapping[str, float]) -> Tensor:
         """m_0..m_n in the coordinates of the form, none above what the known constants give, rounded up."""
-        return self._recursion(self._limits(known))
+        limits = [inf]
+        for site, name in enumerate(self.names[1:], start=1):
+            limits.append(self.in_form(site, known.get(name, inf)))
+        return self.limited_prefix(limits)
 
-    def _recursion(self, limits: Sequence[float]) -> Tensor:
-        last = self.network.depth + 1
-        return bound_prefix(self.matrix[:last, :last], limits)
+    def limited_prefix(self, limits: Sequence[float]) -> Tensor:
+        """m_0..m_n by the recursion, none above its limit, rounded up."""
+        return bound_prefix(self.inner, limits)
 
-    def _limits(self, known: Mapping[str, float]) -> list[float]:
-        limits = []
-        for site, name in enumerate(self.names):
-            limits.append(known.get(name, inf) / self.smallest(site) * (1 + gamma(4)) if site else inf)
-        return limits
-
-    def shares(self, target: Target, m: Tensor, report: Callable[[float], None]) -> Tensor:
+    def shares(self, target: Target, m: Tensor, report: Report) -> Tensor:
         """(n+1, …): what every site adds to each value of a target, ‖B_{n+1,i}‖ m_i by its functionals, rounded up."""
         norms = self.output_norms(target)
         report(1.0)
-        return up_product(norms, m.reshape(-1, *(1,) * (norms.dim() - 1)))
+        return up_product(norms, per_row(m, norms))
 
     def output_norms(self, target: Target) -> Tensor:
         """(n+1, …): upper bounds on the norms of the functionals of B_{n+1,i}."""
@@ -90,9 +97,9 @@ class Form:
             return self.matrix[last, :last]
         if target.transforms_last:
             return _bound_rows(self.network, target, self.norms.errors)
-        lines = {
-            site: (0.0, max(_value(radius), _SMALLEST_RADIUS)) for site, (_, radius) in naive_lines(self.base).items()
-        }
+        lines = {}
+        for site, (_, radius) in naive_lines(self.base).items():
+            lines[site] = 0.0, _positive(radius)
         plain = _rescaled(loop_transform(self.base, lines), self.diagonals)
         return _bound_rows(plain, target, ProductErrors(plain)) * (1 + gamma(6))
 
@@ -101,48 +108,47 @@ class Form:
 
         The recursion gives constants from the output of ψ_i, which S_i multiplies.
         """
-        last = self.network.depth + 1
-        found = bound_between(self.matrix[:last, :last]) - torch.eye(last, dtype=torch.float64)
-        return up_product(found, 1 / self._radii)
+        resolvent = bound_between(self.inner)
+        strictly_lower = resolvent - torch.eye(len(resolvent), dtype=torch.float64)
+        return up_product(strictly_lower, 1 / torch.tensor(self.radii, dtype=torch.float64))
 
     def tails(self, target: Target) -> Tensor:
         """(n+1, …): constants from the output of every nonlinearity to the functionals, in the form's coordinates."""
         last = self.network.depth + 1
         rows = self.output_norms(target)
-        resolvent = bound_between(self.matrix[:last, :last])
-        if not target.transforms_last:  # rows start at φ itself, whose S is its Lipschitz constant
-            constants = torch.tensor([1.0, *(max(r, _SMALLEST_RADIUS) for r in self._lipschitz)], dtype=torch.float64)
-            own = rows / constants.reshape(-1, *(1,) * (rows.dim() - 1))
-            onward = torch.einsum("li,l...->i...", self.between(), rows)
-            return (own + onward) * (1 + gamma(4 * (last + 2)))
-        found = torch.einsum("li,l...->i...", resolvent, rows) * (1 + gamma(last + 2))
-        return up_product(found, (1 / self._radii).reshape(-1, *(1,) * (rows.dim() - 1)))
+        if target.transforms_last:
+            resolvent = bound_between(self.inner)
+            constants = torch.einsum("li,l...->i...", resolvent, rows) * (1 + gamma(last + 2))
+            return up_product(constants, per_row(1 / torch.tensor(self.radii, dtype=torch.float64), rows))
+        # Here rows start at φ itself, whose S is its Lipschitz constant.
+        radii = [1.0]
+        for _, radius in naive_lines(self.base).values():
+            radii.append(_positive(radius))
+        direct = rows / per_row(torch.tensor(radii, dtype=torch.float64), rows)
+        onward = torch.einsum("li,l...->i...", self.between(), rows)
+        return (direct + onward) * (1 + gamma(4 * (last + 2)))
 
-    @property
-    def _radii(self) -> Tensor:
-        return torch.tensor(self.radii, dtype=torch.float64)
 
-    @property
-    def _lipschitz(self) -> list[float]:
-        return [float(site.slope.lipschitz()) for site in self.base.sites[1:-1] if site.slope is not None]
+def output_rows(network: Network, errors: ProductErrors) -> Iterator[tuple[int, Tensor, float]]:
+    """For the sites i that the output depends on, from the last one: i, the rows of B_{n+1,i}, and their errors."""
+    classes, last = network.classes, network.depth + 1
+    pulled = network.pull(last, torch.eye(classes, dtype=torch.float64, device=network.device))
+    errors = errors.copy()
+    for i in reversed(range(last)):
+        rows, pulled[i] = pulled[i], None
+        if rows is not None:
+            error = errors.error((last, i))
+            yield i, rows, error
+            frobenius = float(row_norms(rows).square().sum().sqrt())
+            errors.know((last, i), frobenius * (1 + 1e-9) + sqrt(classes) * error)
 
 
 def _bound_rows(network: Network, target: Target, errors: ProductErrors) -> Tensor:
-    """Norms of the functionals of B_{n+1,i} for all sites, from the rows of the output, with rounding allowances."""
-    classes, last = network.classes, network.depth + 1
-    seed = torch.eye(classes, dtype=torch.float64, device=network.device)
-    pulled = network.pull(last, seed)
-    errors = errors.copy()
-    results: list[Tensor] = [torch.empty(0)] * last
-    for i in reversed(range(last)):
-        rows, pulled[i] = pulled[i], None
-        if rows is None:
-            results[i] = torch.zeros(target.shape(classes), dtype=torch.float64)
-            continue
-        error = errors.error((last, i))
-        results[i] = target.bound_row_norms(flat_rows(rows), error).cpu()
-        errors.know((last, i), float(row_norms(rows).square().sum().sqrt()) * (1 + 1e-9) + sqrt(classes) * error)
-    return torch.stack(results)
+    """Norms of the functionals of B_{n+1,i} for all sites, with rounding allowances; 0 where no path leads."""
+    norms = torch.zeros(network.depth + 1, *target.shape(network.classes), dtype=torch.float64)
+    for i, rows, error in output_rows(network, errors):
+        norms[i] = target.bound_row_norms(flat_rows(rows), error).cpu()
+    return norms
 
 
 @torch.no_grad()
@@ -159,33 +165,28 @@ def make_form(
     `scales` are diagonals by the names of their sites.
     """
     lines = naive_lines(base) if method == "naive" else liplt_lines(base, up=True)
-    names = base.site_names()
-    diagonals = {}
-    for site, name in enumerate(names):
+    diagonals: dict[int, Tensor] = {}
+    radii = [1.0]
+    for site, name in enumerate(base.site_names()[1:], start=1):
+        centre, line_radius = lines[site]
+        radius = _positive(line_radius)
         if scales is not None and name in scales:
             diagonals[site] = scales[name].double()
-    radii = [1.0]
-    for site in range(1, base.depth + 1):
-        centre, radius = lines[site]
-        value = max(_value(radius), _SMALLEST_RADIUS)
-        # The diagonals before and after a site are rounded, so that their product is not quite 1.
-        value = value * (1 + gamma(6)) if site in diagonals else value
-        lines[site] = centre, value
-        radii.append(value)
+            radius *= 1 + gamma(6)  # D⁻¹ before and D after a site are rounded: their product is not quite 1
+        lines[site] = centre, radius
+        radii.append(radius)
     network = _rescaled(loop_transform(base, lines), diagonals)
     return Form(method, network, base, bound_norms(network, last, options, progress), radii, diagonals)
 
 
-def _value(line: float | Live) -> float:
-    return line if isinstance(line, float) else float(line())
+def _positive(radius: float | Live) -> float:
+    """The radius of a line, large enough to divide by."""
+    value = radius if isinstance(radius, float) else float(radius())
+    return max(value, _SMALLEST_RADIUS)
 
 
 def _rescaled(network: Network, diagonals: Mapping[int, Tensor]) -> Network:
-    return rescale(network, {site: partial(_same, diagonal) for site, diagonal in diagonals.items()})
-
-
-def _same(value: Tensor) -> Tensor:
-    return value
+    return rescale(network, {site: partial(torch.clone, diagonal) for site, diagonal in diagonals.items()})
 
 
 @dataclass
@@ -208,7 +209,7 @@ def smallest_prefixes(forms: Sequence[Form]) -> Prefixes:
         for form in forms:
             constants = form.prefix(result.known).tolist()
             for site, name in enumerate(form.names[1:], start=1):
-                value = constants[site] * form.largest(site) * (1 + gamma(4))
+                value = form.in_network(site, constants[site])
                 if value < result.known.get(name, inf) * (1 - 1e-12):
                     result.known[name], result.winners[name] = value, form.method
                     improved = True

@@ -11,7 +11,7 @@ Any positive diagonal T = D² can be proposed: what is used is ν²T with a prov
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf, sqrt
@@ -20,15 +20,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lipcert.bounds.forms import Form
+from lipcert.bounds.forms import Form, output_rows
 from lipcert.bounds.multipliers import MULTIPLIERS, propose_diagonals
 from lipcert.bounds.recursion import recursion
 from lipcert.bounds.targets import Target
 from lipcert.errors import TooLargeError, check_choice
 from lipcert.network.sweep import Pair
-from lipcert.norms.certified import NormOptions, Progress, no_progress
-from lipcert.norms.estimate import flat_rows
-from lipcert.norms.gram import bound_spectral_norm, dense_rows
+from lipcert.norms.certified import NormOptions
+from lipcert.norms.gram import all_matrices, bound_matrix_norm
+from lipcert.progress import Progress, Report, no_progress
 from lipcert.rounding import UNDERFLOW, gamma, round_up, up_product, up_sum
 
 _EXACT = 300  # neurons of a site up to which "optimal" is the default
@@ -48,15 +48,13 @@ class RefinedForm(Form):
     multiplier: str | None = None
     factors: dict[Pair, np.ndarray] = field(default_factory=dict)
 
-    def _recursion(self, limits: Sequence[float] | None) -> Tensor:
-        return recursion(self._row, self.network.depth + 1, torch.ones((), dtype=torch.float64), limits)
+    def limited_prefix(self, limits: Sequence[float]) -> Tensor:
+        """m_0..m_n by the recursion with the better terms, rounded up."""
+        first = torch.ones((), dtype=torch.float64)
+        return recursion(lambda j, m: up_sum(self.terms(j, m)), self.network.depth + 1, first, limits)
 
-    def _row(self, j: int, m: Tensor) -> Tensor:
-        """m_j, the sum of the better terms, rounded up."""
-        return up_sum(self._terms(j, m))
-
-    def _terms(self, j: int, m: Tensor) -> Tensor:
-        """(j,): constants of x ↦ B_ji ψ_i(z_i) for all sites i before j."""
+    def terms(self, j: int, m: Tensor) -> Tensor:
+        """(j,): constants of x ↦ B_ji ψ_i(z_i) for all sites i before j, the better of LipLT's and the refined one."""
         terms = up_product(self.matrix[j, :j], m[:j])
         for i in range(1, j):
             if (j, i) in self.factors:
@@ -64,65 +62,57 @@ class RefinedForm(Form):
                 terms[i] = terms[i].clamp(max=refined)
         return terms
 
-    def shares(self, target: Target, m: Tensor, report: Callable[[float], None]) -> Tensor:
+    def shares(self, target: Target, m: Tensor, report: Report) -> Tensor:
         """The better of LipLT's share and the refined one, for each site and each functional of the target.
 
         Targets of very many functionals, and those that stop before the last layer, are left to LipLT.
         """
         shares = super().shares(target, m, report)
         if target.whole_output:
-            return self._terms(self.network.depth + 1, m)
-        functionals = target.functionals(self.network.classes) if target.refinable else []
+            return self.terms(self.network.depth + 1, m)
+        if not target.refinable:
+            return shares
+        functionals = target.functionals(self.network.classes)
         if not 0 < len(functionals) <= _FUNCTIONALS:
             return shares
         weights = torch.cat([weight for _, weight in functionals]).numpy()
-        class_rows = self._class_rows()
-        for done, (i, (matrix, error)) in enumerate(class_rows.items()):
-            part = partial(_part, report, done, len(class_rows))
-            rows = (weights @ matrix)[:, None]
-            refined = _weighted(self._factors(rows, 2 * error, i, m[:i].numpy(), part), m[:i].numpy())
+        last = self.network.depth + 1
+        for i, rows, error in output_rows(self.network, self.norms.errors):
+            if not self.is_elementwise(i):
+                continue
+            matrix = rows.flatten(1).detach().cpu().numpy()
+            targets = (weights @ matrix)[:, None]
+            part = partial(_report_part, report, last - 1 - i, last)
+            factors = self.refined_factors(targets, 2 * error, i, m[:i].numpy(), part)
+            refined = _weighted(factors, m[:i].numpy())
             for (place, _), value in zip(functionals, refined.tolist(), strict=True):
                 shares[i][place] = shares[i][place].clamp(max=value)
+        report(1.0)
         return shares
 
-    def _class_rows(self) -> dict[int, tuple[np.ndarray, float]]:
-        """The rows of B_{n+1,i} for every site that can be refined, and bounds on their errors."""
-        last, count = self.network.depth + 1, self.network.classes
-        seed = torch.eye(count, dtype=torch.float64, device=self.network.device)
-        pulled = self.network.pull(last, seed)
-        errors, found = self.norms.errors.copy(), {}
-        for i in reversed(range(1, last)):
-            rows = pulled[i]
-            if rows is None:
-                continue
-            matrix, error = flat_rows(rows.contiguous()).detach().cpu().numpy(), errors.error((last, i))
-            errors.know((last, i), float(np.linalg.norm(matrix)) * (1 + 1e-9) + sqrt(count) * error)
-            if self._refinable(i):
-                found[i] = matrix, error
-        return found
-
-    def _refinable(self, i: int) -> bool:
+    def is_elementwise(self, i: int) -> bool:
+        """Whether the terms of a site can be refined."""
         slope = self.network.sites[i].slope
         return slope is not None and slope.elementwise
 
-    def _factors(
-        self, targets: np.ndarray, error: float, i: int, m: np.ndarray, report: Callable[[float], None]
-    ) -> np.ndarray:
+    def refined_factors(self, targets: np.ndarray, error: float, i: int, m: np.ndarray, report: Report) -> np.ndarray:
         """(P, i): ν‖D B_il‖ for each of P matrices with columns for site i, known up to `error`, with the best D."""
-        parts = {k: self.maps[i, k] for k in range(i) if (i, k) in self.maps}
         factors = np.zeros((len(targets), i))
-        if not parts:
+        maps = {k: self.maps[i, k] for k in range(i) if (i, k) in self.maps}
+        if not maps:
             return factors
-        weights = {k: m[k] / (self.norms.bounds[i, k] + UNDERFLOW) for k in parts}
-        whole = np.concatenate([sqrt(weights[k]) * part for k, part in parts.items()], axis=1)
+        weighted = [sqrt(m[k] / (self.norms.bounds[i, k] + UNDERFLOW)) * b for k, b in maps.items()]
+        whole = np.concatenate(weighted, axis=1)
         if whole.shape[1] > whole.shape[0]:
             whole = np.asarray(np.linalg.qr(whole.T, mode="r")).T
-        exact = targets.shape[1] > 1 and targets.shape[2] <= _EXACT
-        multiplier = self.multiplier or ("optimal" if exact else "sll")
+        multiplier = self.multiplier
+        if multiplier is None:
+            exact = targets.shape[1] > 1 and targets.shape[2] <= _EXACT
+            multiplier = "optimal" if exact else "sll"
         for p, diagonal in enumerate(propose_diagonals(targets, whole, multiplier)):
             nu = _bound_product(targets[p] / diagonal, error * float((1 / diagonal).max()))
-            for k, part in parts.items():
-                product = _bound_product(diagonal[:, None] * part, self.errors[i, k] * float(diagonal.max()))
+            for k, b in maps.items():
+                product = _bound_product(diagonal[:, None] * b, self.errors[i, k] * float(diagonal.max()))
                 factors[p, k] = round_up(nu * product)
             report((p + 1) / len(targets))
         return factors
@@ -134,7 +124,13 @@ def _weighted(factors: np.ndarray, m: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(value), inf, value)
 
 
-def _part(report: Callable[[float], None], done: int, total: int, fraction: float) -> None:
+def _bound_product(product: np.ndarray, error: float) -> float:
+    """A bound on the norm of a matrix from one computed with relative errors of a few roundings and this error."""
+    roundoff = gamma(8) * float(np.linalg.norm(product)) * (1 + 1e-8)
+    return round_up(bound_matrix_norm(product) + roundoff + error + UNDERFLOW, 8)
+
+
+def _report_part(report: Report, done: int, total: int, fraction: float) -> None:
     report((done + fraction) / total)
 
 
@@ -160,33 +156,24 @@ def refine(
     last = max((j for j, _ in maps), default=0)
 
     def row(j: int, m: Tensor) -> Tensor:
+        report = partial(progress, f"multipliers {j}/{last}")
         for i in range(1, j):
-            if (j, i) in maps and form._refinable(i):
-                report = partial(progress, f"multipliers {j}/{last}")
-                form.factors[j, i] = form._factors(maps[j, i][None], errors[j, i], i, m[:i].numpy(), report)[0]
-        return form._row(j, m)
+            if (j, i) in maps and form.is_elementwise(i):
+                factors = form.refined_factors(maps[j, i][None], errors[j, i], i, m[:i].numpy(), report)
+                form.factors[j, i] = factors[0]
+        return up_sum(form.terms(j, m))
 
     recursion(row, last + 1, torch.ones((), dtype=torch.float64))
     return form
 
 
-def _bound_product(product: np.ndarray, error: float) -> float:
-    """A bound on the norm of a matrix from one computed with relative errors of a few roundings and this error."""
-    rows = product if product.shape[0] <= product.shape[1] else np.ascontiguousarray(product.T)
-    roundoff = gamma(8) * float(np.linalg.norm(product)) * (1 + 1e-8)
-    return round_up(bound_spectral_norm(rows) + roundoff + error + UNDERFLOW, 8)
-
-
 def _matrices(plain: Form, progress: Progress) -> tuple[dict[Pair, np.ndarray], dict[Pair, float]]:
     """B_ji for all pairs whose norms are known, and bounds on the Frobenius norms of their errors."""
-    network, pairs = plain.network, list(plain.norms.bounds)
-    maps: dict[Pair, np.ndarray] = {}
-    for i in range(network.depth + 1):
-        if members := [pair for pair in pairs if pair[1] == i]:
-            report = partial(progress, f"matrices {i + 1}/{network.depth + 1}")
-            rows = dense_rows(network, ("push", i), members, report)
-            maps |= {pair: matrix.T for pair, matrix in rows.items()}
-    errors = {(j, i): round_up(sqrt(network.out_size(i)) * plain.norms.errors.error((j, i))) for j, i in pairs}
+    network = plain.network
+    maps = all_matrices(network, list(plain.norms.bounds), progress)
+    errors = {}
+    for j, i in maps:
+        errors[j, i] = round_up(sqrt(network.out_size(i)) * plain.norms.errors.error((j, i)))
     return maps, errors
 
 

@@ -18,7 +18,9 @@ from lipcert.bounds.fingerprint import check_finite
 from lipcert.bounds.targets import Target, find_target
 from lipcert.errors import OptionError
 from lipcert.network.build import trace
-from lipcert.norms.certified import Progress, no_progress
+from lipcert.network.normal_form import Network
+from lipcert.norms.rows import per_row
+from lipcert.progress import Progress, no_progress
 
 _SCALES = (-1.0, 2.0)  # powers of ten of the entries of the first points
 _SHRINK = 1e-2  # of a segment, from the first step to the last
@@ -58,36 +60,38 @@ def estimate_sampled(
     wanted.check(network)
     climber = copy.deepcopy(model).requires_grad_(False)
     exact = copy.deepcopy(climber).double()
-    classes = prod(network.output_shape)
     generator = torch.Generator().manual_seed(seed)
-    best: Tensor | None = None
-    count = max(1, min(samples, _ENTRIES // (classes * prod(input_shape))))
-    for first in range(0, samples, count):
-        size = min(count, samples - first)
-        x, radius = _first_points(size, input_shape, generator)
-        rows = _rows(first, size, classes, wanted)
-        x, radius = (tensor.to(network.device, network.dtype) for tensor in (x, radius))
+    steepest: list[Tensor] = []
+    batch = max(1, _ENTRIES // (prod(network.output_shape) * prod(input_shape)))
+    for first in range(0, samples, batch):
+        size = min(batch, samples - first)
+        x, radius = _first_points(network, size, generator)
+        rows = _rows(network, wanted, first, size)
         for done, points in _climb(climber, x, radius, rows, steps, generator):
-            found = _norms(_jacobians(exact, points.double()), wanted)
-            best = found if best is None else torch.maximum(best, found)
+            for jacobian in _jacobians(exact, points.double()):
+                steepest.append(wanted.row_norms(jacobian))
+            steepest = [torch.stack(steepest).amax(0)]
             progress("slopes", (first + size * done) / samples)
-    assert best is not None
-    return best.cpu()
+    return steepest[0].cpu()
 
 
-def _first_points(count: int, shape: tuple[int, ...], generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _first_points(network: Network, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Gaussian points of many magnitudes, and the lengths of their segments: the typical distance between two."""
-    low, high = _SCALES
+    (low, high), shape = _SCALES, network.input_shape
     scale = 10.0 ** (low + (high - low) * torch.rand(count, *(1,) * len(shape), generator=generator).double())
-    return scale * torch.randn(count, *shape, generator=generator).double(), scale * sqrt(2 * prod(shape))
+    x = scale * torch.randn(count, *shape, generator=generator).double()
+    radius = scale * sqrt(2 * prod(shape))
+    return x.to(network.device, network.dtype), radius.to(network.device, network.dtype)
 
 
-def _rows(first: int, count: int, classes: int, target: Target) -> Tensor | None:
+def _rows(network: Network, target: Target, first: int, count: int) -> Tensor | None:
     """(count, K): the weights of the logits that each point is to make steep; the points take turns."""
     if target.whole_output:
         return None
-    weights = [weight for _, weight in target.functionals(classes)] or [torch.ones(1, classes, dtype=torch.float64)]
-    return torch.cat([weights[(first + k) % len(weights)] for k in range(count)])
+    weights = [weight for _, weight in target.functionals(network.classes)]
+    if not weights:  # a single class has no pairs
+        weights = [torch.ones(1, network.classes, dtype=torch.float64)]
+    return torch.cat([weights[k % len(weights)] for k in range(first, first + count)])
 
 
 def _climb(
@@ -103,7 +107,10 @@ def _climb(
         with torch.enable_grad():
             upper, lower = model(ends).flatten(1).chunk(2)
             rise = upper - lower
-            slope = rise.square().sum() / 2 if rows is None else (rise * rows.to(rise)).sum()
+            if rows is None:
+                slope = rise.square().sum() / 2
+            else:
+                slope = (rise * rows.to(rise)).sum()
             (gradient,) = torch.autograd.grad(slope, ends)
         up, down = gradient.chunk(2)
         direction = _unit(up - down)  # the chunks have opposite signs, so this is the sum of the two gradients
@@ -114,7 +121,7 @@ def _climb(
 
 def _unit(x: Tensor) -> Tensor:
     """Every entry of the batch divided by its norm; zero where that is zero."""
-    norm = x.flatten(1).norm(dim=1).reshape(-1, *(1,) * (x.dim() - 1))
+    norm = per_row(x.flatten(1).norm(dim=1), x)
     return torch.where(norm > 0, x / norm, 0.0)
 
 
@@ -123,10 +130,8 @@ def _jacobians(model: nn.Module, x: Tensor) -> Tensor:
     x = x.detach().requires_grad_()
     with torch.enable_grad():
         outputs = model(x).flatten(1)
-        rows = [torch.autograd.grad(z.sum(), x, retain_graph=True)[0].flatten(1) for z in outputs.unbind(1)]
+        rows = []
+        for output in outputs.unbind(1):
+            (gradient,) = torch.autograd.grad(output.sum(), x, retain_graph=True)
+            rows.append(gradient.flatten(1))
     return torch.stack(rows, 1)
-
-
-def _norms(jacobians: Tensor, target: Target) -> Tensor:
-    """The largest norms over all points."""
-    return torch.stack([target.row_norms(jacobian) for jacobian in jacobians]).amax(0)

@@ -50,16 +50,17 @@ class Scales(nn.Module):
         """Take over diagonals by the names of their sites; sites that are not named keep theirs."""
         names = self._network.site_names()
         for site in self.sites():
-            if (diagonal := diagonals.get(names[site])) is not None:
-                log = self.get_parameter(f"log_{site}")
-                try:
-                    log.copy_(gather(diagonal, self._network, site, len(log)).log())
-                except RuntimeError as error:
-                    shape = self._network.nodes[self._network.sites[site].source].shape
-                    raise OptionError(
-                        f"the scales of {names[site]} have the shape {tuple(diagonal.shape)}, its inputs have {shape}; "
-                        "start with those of a network of the same shape"
-                    ) from error
+            diagonal = diagonals.get(names[site])
+            if diagonal is None:
+                continue
+            log = self.get_parameter(f"log_{site}")
+            try:
+                log.copy_(gather(diagonal, self._network, site, len(log)).log())
+            except RuntimeError as error:
+                raise OptionError(
+                    f"the scales of {names[site]} have the shape {tuple(diagonal.shape)}, its inputs have "
+                    f"{_shapes(self._network)[names[site]]}; start with those of a network of the same shape"
+                ) from error
 
     def rescaled(self, network: Network | None = None) -> Network:
         """The network, or another one with the same sites, in these coordinates, which are read whenever it is used."""
@@ -68,12 +69,18 @@ class Scales(nn.Module):
 
 def fits(scales: Mapping[str, Tensor], network: Network) -> bool:
     """Whether scales by names could be those of sites of this network."""
-    shapes = dict(zip(network.site_names(), (network.nodes[site.source].shape for site in network.sites), strict=False))
-    return all(
-        name in shapes and len(diagonal.shape) <= len(shapes[name]) and _broadcasts(diagonal.shape, shapes[name])
-        for name, diagonal in scales.items()
-    )
+    shapes = _shapes(network)
+    return all(name in shapes and _broadcasts(diagonal.shape, shapes[name]) for name, diagonal in scales.items())
+
+
+def _shapes(network: Network) -> dict[str, Sequence[int]]:
+    """The shapes of the inputs of the sites 0..n, by their names."""
+    shapes = [network.nodes[site.source].shape for site in network.sites]
+    return dict(zip(network.site_names(), shapes, strict=False))
 
 
 def _broadcasts(small: Sequence[int], large: Sequence[int]) -> bool:
+    """Whether one of the shapes can be expanded to the other."""
+    if len(small) > len(large):
+        return False
     return all(a in (1, b) for a, b in zip(reversed(small), reversed(large), strict=False))

@@ -7,15 +7,13 @@ one per coordinate, or one per site that mixes coordinates, |y|² ≤ ρ|x|² ho
     P(ρ, t)  =  ρ E_0ᵀE_0 + Σ_i (E_iᵀT_iE_i − Z_iᵀT_iZ_i) − CᵀC  ⪰  0,
 
 where E_i, Z_i and C pick w_i, z_i and y from v = (x, w_1, …, w_n). One choice of t gives LipLT, the best is no worse.
-Multipliers from a solver are only a proposal: ρ is derived from them, and P ⪰ 0 is proved by Cholesky.
-
-In the code w_i and z_i are scaled by LipLT's constants m_i, so that all are about |x|.
+Multipliers from a solver are only a proposal: ρ is derived from them, and P ⪰ 0 is proved by Cholesky. In the code w_i
+and z_i are scaled by LipLT's constants m_i, so that all are about |x|.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from math import frexp, inf, ldexp, sqrt
 
 import numpy as np
@@ -29,9 +27,9 @@ from lipcert.errors import NonFiniteError, OptionError, SolverError, TooLargeErr
 from lipcert.network.normal_form import Network
 from lipcert.network.rewrites import liplt_lines, loop_transform
 from lipcert.network.sweep import Pair, Sweep
-from lipcert.norms.certified import Progress, no_progress
-from lipcert.norms.gram import bound_spectral_norm, dense_rows
+from lipcert.norms.gram import all_matrices, bound_matrix_norm, bound_spectral_norm
 from lipcert.norms.product_errors import ProductErrors
+from lipcert.progress import Progress, no_progress
 from lipcert.rounding import UNDERFLOW, gamma, round_up
 
 TARGETS = ("network", "per-class", "pairwise")
@@ -47,7 +45,7 @@ def lipsdp_constants(
     network: Network,
     target: str = "network",
     *,
-    pairs: Sequence[tuple[int, int]] | None = None,
+    pairs: Sequence[Pair] | None = None,
     limit: int = 2000,
     solver: str = "barrier",
     progress: Progress = no_progress,
@@ -67,28 +65,37 @@ def lipsdp_constants(
     """
     check_choice("target", target, TARGETS)
     check_choice("solver", solver, tuple(SOLVERS))
-    if pairs is not None and target != "pairwise":
-        raise OptionError(f"pairs= belongs to target='pairwise', not to {target!r}")
     if network.dtype != torch.float64:
         raise OptionError(f"the network is in {network.dtype}; trace model.double()")
-    classes = 1 if target == "network" else network.classes
-    wanted = None if pairs is None else {(min(pair), max(pair)) for pair in pairs}
-    if wanted is not None and any(not 0 <= a < b < classes for a, b in wanted):
-        raise OptionError(f"pairs= must name two different classes of 0..{classes - 1} each")
+    wanted = _wanted_pairs(pairs, target, network)
     system = _System(loop_transform(network, liplt_lines(network, up=True)), limit, progress)
     if target == "network":
         return torch.tensor(_constant(system, None, solver), dtype=torch.float64)
-    jobs = find_target(target).functionals(classes)
+    jobs = find_target(target).functionals(network.classes)
     if wanted is not None:
         jobs = [job for job in jobs if tuple(job[0][0]) in wanted]
-    values = torch.full(find_target(target).shape(classes), inf, dtype=torch.float64)
+    values = torch.full(find_target(target).shape(network.classes), inf, dtype=torch.float64)
     if values.dim() == 2:
         values.fill_diagonal_(0.0)
     for count, (place, weights) in enumerate(jobs):
-        progress("semidefinite programs", count / len(jobs))
         values[place] = _constant(system, weights.numpy(), solver)
-    progress("semidefinite programs", 1.0)
+        progress("semidefinite programs", (count + 1) / len(jobs))
     return values
+
+
+def _wanted_pairs(pairs: Sequence[Pair] | None, target: str, network: Network) -> set[Pair] | None:
+    """The pairs of classes a < b to solve for; None for all."""
+    if pairs is None:
+        return None
+    if target != "pairwise":
+        raise OptionError(f"pairs= belongs to target='pairwise', not to {target!r}")
+    wanted = set()
+    for pair in pairs:
+        a, b = sorted(pair)
+        if not 0 <= a < b < network.classes:
+            raise OptionError(f"pairs= must name two different classes of 0..{network.classes - 1} each")
+        wanted.add((a, b))
+    return wanted
 
 
 class _System:
@@ -106,36 +113,31 @@ class _System:
         pairs = [pair for pair in self.norms if pair[0] < last]
         values = torch.tensor([self.norms[pair] for pair in pairs], dtype=torch.float64)
         self.prefix = (bound_prefix(norm_matrix(pairs, values, last)) + UNDERFLOW).tolist()
-        self.scales = [1.0, *(_power_of_two(m) for m in self.prefix[1:])]
+        self.scales = [1.0, *map(_power_of_two, self.prefix[1:])]
         self.blocks = {(j, i): self._scale(i, self.maps[j, i], self.errors[j, i]) for j, i in pairs}
 
     def _read_maps(self, network: Network, progress: Progress) -> None:
         """All maps as matrices, bounds on the Frobenius norms of their errors, and on their norms."""
         joined = Sweep(network, self.last).pairs
-        transposed: dict[Pair, np.ndarray] = {}
-        for i in range(self.last):
-            members = [pair for pair in joined if pair[1] == i]
-            report = partial(progress, f"matrices {i + 1}/{self.last}")
-            transposed |= dense_rows(network, ("push", i), members, report)
-        errors = ProductErrors(network)
-        self.maps: dict[Pair, np.ndarray] = {}
+        self.maps = all_matrices(network, joined, progress)
         self.errors: dict[Pair, float] = {}
-        for pair in sorted(joined, key=lambda p: p[0] - p[1]):
-            rows = transposed.pop(pair)
-            self.maps[pair], self.errors[pair] = rows.T, round_up(sqrt(rows.shape[0]) * errors.error(pair))
-            errors.know(pair, _norm(rows) + self.errors[pair])
-            if not errors.known[pair] < inf:
-                raise NonFiniteError(f"the map between sites {pair[1]} and {pair[0]} is too large or not a number")
+        errors = ProductErrors(network)
+        for j, i in sorted(joined, key=lambda pair: pair[0] - pair[1]):
+            self.errors[j, i] = round_up(sqrt(self.sizes[i]) * errors.error((j, i)))
+            norm = bound_matrix_norm(self.maps[j, i].T) + self.errors[j, i]
+            if not norm < inf:
+                raise NonFiniteError(f"the map between sites {i} and {j} is too large or not a number")
+            errors.know((j, i), norm)
         self.norms = errors.known
 
     def _reduce_input(self) -> None:
         """An orthonormal basis of the directions of the input that count; `stretch` bounds its norm."""
         self.basis: np.ndarray | None = None
         self.stretch = 1.0
-        parts = [self.maps[j, 0] / (self.norms[j, 0] + UNDERFLOW) for j, i in self.maps if i == 0]
-        if not parts:
-            parts = [np.zeros((1, self.sizes[0]))]
-        _, weights, directions = np.linalg.svd(np.concatenate(parts), full_matrices=False)
+        rows = [self.maps[j, 0] / (self.norms[j, 0] + UNDERFLOW) for j, i in self.maps if i == 0]
+        if not rows:
+            rows = [np.zeros((1, self.sizes[0]))]
+        _, weights, directions = np.linalg.svd(np.concatenate(rows), full_matrices=False)
         rank = max(1, int((weights > _RANK * weights[0]).sum()))
         if rank < self.sizes[0]:
             self.basis = directions[:rank].T
@@ -156,17 +158,20 @@ class _System:
     def problem(self, weights: np.ndarray | None) -> tuple[Problem, float, float]:
         """The problem for the output, or for a weighted sum of its entries; the scale of its result; LipLT."""
         last, blocks, norms = self.last, dict(self.blocks), dict(self.norms)
+        height, constant = 0, 0.0
         for i in range(last):
             if (last, i) not in self.maps:
                 continue
             block, error = self.maps[last, i], self.errors[last, i]
             if weights is not None:
                 block, error = weights @ block, 2 * error
-                norms[last, i] = _norm(block) * (1 + gamma(4)) + error
+                norms[last, i] = bound_matrix_norm(block) * (1 + gamma(4)) + error
             blocks[last, i] = self._scale(i, block, error)
-        constant = sum(norms.get((last, i), 0.0) * self.prefix[i] for i in range(last)) + UNDERFLOW
+            height = block.shape[0]
+            constant += norms[last, i] * self.prefix[i]
+        constant += UNDERFLOW
         scales = [*self.scales, _power_of_two(constant)]
-        heights = [*self.heights, next(block.shape[0] for (j, _), (block, _) in blocks.items() if j == last)]
+        heights = [*self.heights, height]
         columns, rows = np.cumsum([0, *self.sizes]), np.cumsum([0, 0, *heights])
         z = np.zeros((rows[-1], columns[-1]))
         drift, sizes = np.zeros((last + 1, last + 1)), np.zeros((last + 1, last + 1))
@@ -174,17 +179,29 @@ class _System:
             z[rows[j] : rows[j + 1], columns[i] : columns[i + 1]] = block / scales[j]
             drift[j, i] = error / scales[j]
             sizes[j, i] = scales[i] / scales[j] * norms[j, i]
-        start = _liplt(sizes)
-        coordinate, row, values = [np.zeros(self.sizes[0], dtype=int)], [], [start[:1]]
-        for i, single in enumerate(self.single, start=1):
-            groups = sum(map(len, values)) + np.arange(1 if single else self.sizes[i])
-            coordinate.append(np.broadcast_to(groups, self.sizes[i]))
-            row.append(np.broadcast_to(groups, self.heights[i - 1]))
-            values.append(np.full(len(groups), start[i]))
-        row.append(np.full(heights[-1], sum(map(len, values))))
+        coordinate, row, start = self._multipliers(_liplt(sizes), height)
         sites = np.repeat(np.arange(1, last + 1), heights), np.repeat(np.arange(last), self.sizes)
-        whole = [np.concatenate(parts) for parts in (coordinate, row, values)]
-        return Problem(z, whole[0], whole[1], *sites, drift, whole[2]), scales[last], constant * (1 + 1e-9)
+        return Problem(z, coordinate, row, *sites, drift, start), scales[last], constant * (1 + 1e-9)
+
+    def _multipliers(self, liplt: np.ndarray, height: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The entry of (ρ, t, 1) of each column of P and of each row of Z, and the first values of (ρ, t).
+
+        For two inputs, a site of two coordinates, one of three that it mixes, and one output: columns 0 0 1 2 3 3 3,
+        rows 1 2 3 3 3 4.
+        """
+        columns, rows, start = [0] * self.sizes[0], [], [liplt[0]]
+        for i, single in enumerate(self.single, start=1):
+            first, size = len(start), self.sizes[i]
+            if single:
+                columns += [first] * size
+                rows += [first] * self.heights[i - 1]
+                start.append(liplt[i])
+            else:
+                columns += range(first, first + size)
+                rows += range(first, first + size)
+                start += [liplt[i]] * size
+        rows += [len(start)] * height
+        return np.array(columns), np.array(rows), np.array(start)
 
 
 def _constant(system: _System, weights: np.ndarray | None, solver: str) -> float:
@@ -219,11 +236,6 @@ def _liplt(norms: np.ndarray) -> np.ndarray:
     prefix, tails = np.maximum(resolvent[:, 0], _DEAD), np.maximum(resolvent[last], _DEAD)
     growth = (1 + 1 / last) ** np.arange(last, 0, -1)
     return np.asarray(prefix[last] * tails[:last] / prefix[:last] * growth)
-
-
-def _norm(matrix: np.ndarray) -> float:
-    """A proved bound on the spectral norm."""
-    return bound_spectral_norm(matrix if matrix.shape[0] <= matrix.shape[1] else np.ascontiguousarray(matrix.T))
 
 
 def _power_of_two(value: float) -> float:

@@ -31,7 +31,7 @@ from lipcert.certificate.stages import stage_bounds
 from lipcert.errors import ModelError, NonFiniteError, OptionError, ShapeError
 from lipcert.network.build import normal_form, trace
 from lipcert.network.normal_form import Network
-from lipcert.norms.certified import Progress, no_progress
+from lipcert.progress import Progress, no_progress
 from lipcert.rounding import denormals_kept
 
 _ROUND_DOWN = 1 - 2.0**-45

@@ -78,8 +78,8 @@ def check_arithmetic(dtype: torch.dtype, device: torch.device) -> None:
     if dtype == torch.float32 and _uses_fewer_bits(device):
         raise OptionError(
             "float32 products are allowed to use fewer bits; call torch.set_float32_matmul_precision('highest') and, "
-            "if it is set anywhere in torch.backends, fp32_precision = 'ieee'; on a GPU, torch.backends.cudnn.allow_tf32 = "
-            "False"
+            "where it was changed in torch.backends, fp32_precision = 'ieee'; on a GPU, also "
+            "torch.backends.cudnn.allow_tf32 = False"
         )
 
 

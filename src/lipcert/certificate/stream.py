@@ -18,7 +18,7 @@ from lipcert.certificate.certificates import Certificates, concatenate
 from lipcert.certificate.certify import Certifier
 from lipcert.errors import ResumeError
 from lipcert.files import replace_file
-from lipcert.norms.certified import Progress, no_progress
+from lipcert.progress import Progress, no_progress
 
 HEADER = ("idx", "label", "prediction", "margin", "radius")
 Batch = Callable[[int, int], tuple[Tensor, Tensor]]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from math import sqrt
+from math import inf, sqrt
 
 import torch
 
@@ -14,14 +14,8 @@ from lipcert.network.normal_form import Network
 from lipcert.network.sweep import Pair, Sweep
 from lipcert.norms import gram, lanczos
 from lipcert.norms.product_errors import ProductErrors
+from lipcert.progress import Progress, no_progress
 from lipcert.rounding import UNDERFLOW, round_up
-
-Progress = Callable[[str, float], None]
-"""Called with what is being done and the fraction of it that is done."""
-
-
-def no_progress(what: str, fraction: float) -> None:
-    """Reports nothing."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +43,6 @@ class NormOptions:
         if self.dense_limit < 0 or self.memory <= 0:
             raise OptionError("dense_limit and memory must not be negative")
 
-    def share(self, parts: int) -> NormOptions:
-        """The same with this part of the failure probability."""
-        return replace(self, failure_probability=self.failure_probability / parts)
-
 
 @dataclass
 class CertifiedNorms:
@@ -68,91 +58,112 @@ class CertifiedNorms:
     randomised: set[Pair] = field(default_factory=set)
 
 
+@dataclass(frozen=True)
+class _Proof:
+    """A proved bound on the norm of the computed matrix, which has this many rows."""
+
+    norm: float
+    rows: int
+
+    def upper(self, error: float) -> float:
+        """A bound on the norm of the exact matrix, if products have this error."""
+        return round_up(self.norm + sqrt(self.rows) * error + UNDERFLOW, 4)
+
+
+@dataclass(frozen=True)
+class _Ritz:
+    """√θ_k after k steps of Lanczos, and the ε that they leave."""
+
+    value: float
+    steps: int
+    epsilon: float
+
+    def upper(self, error: float) -> float:
+        """A bound on the norm of the exact matrix, if products have this error."""
+        if self.value == 0.0:
+            return error + UNDERFLOW
+        upper = lanczos.upper_bound(self.value, self.epsilon, 2 * error / self.value, self.steps)
+        return round_up(upper + UNDERFLOW)
+
+
 @torch.no_grad()
 def bound_norms(
-    network: Network,
-    last: int,
-    options: NormOptions | None = None,
-    progress: Progress = no_progress,
+    network: Network, last: int, options: NormOptions | None = None, progress: Progress = no_progress
 ) -> CertifiedNorms:
     """Bound ‖B_ji‖ for all i < j ≤ last of a float64 network."""
     options = options or NormOptions()
     pairs = Sweep(network, last).pairs
     errors = ProductErrors(network)
+    proofs = _prove(network, pairs, options, progress)
+    ritz = _iterate(network, [pair for pair in pairs if pair not in proofs], options, progress)
+    bounds: dict[Pair, float] = {}
+    for j, i in sorted(pairs, key=lambda pair: pair[0] - pair[1]):  # the errors of long pairs rest on short ones
+        evidence = proofs.get((j, i)) or ritz[j, i]
+        bounds[j, i] = evidence.upper(errors.error((j, i)))
+        if not bounds[j, i] < inf:
+            raise NonFiniteError(
+                f"the norm between sites {i} and {j} cannot be bounded: its rounding errors are too large; "
+                "the weights differ too much in magnitude"
+            )
+        errors.know((j, i), bounds[j, i])
+    norms = CertifiedNorms(bounds, errors, 0.0, randomised=set(ritz))
+    if ritz:
+        norms.failure_probability = options.failure_probability
+    for pair, run in ritz.items():
+        if run.value > 0:
+            norms.inflation = max(norms.inflation, bounds[pair] / run.value - 1)
+    return norms
+
+
+def _prove(network: Network, pairs: Sequence[Pair], options: NormOptions, progress: Progress) -> dict[Pair, _Proof]:
+    """Proved bounds on the computed matrices of those pairs that are small enough."""
+    proofs: dict[Pair, _Proof] = {}
     plan = gram.gram_plan(network, pairs, options.dense_limit, options.memory)
-    raw: dict[Pair, tuple[float, float]] = {}  # bound on the computed matrix, factor of the product error
     for count, (side, members) in enumerate(plan.items()):
-        for chunk in _chunks(
-            members, {(j, i): 8 * network.in_size(j) * network.out_size(i) for j, i in members}, options
-        ):
+        sizes = {}
+        for j, i in members:
+            sizes[j, i] = 8 * network.in_size(j) * network.out_size(i)
+        for chunk in _chunks(sizes, options.memory):
             report = partial(progress, f"proving norms {count + 1}/{len(plan)}")
             matrices = gram.dense_rows(network, side, chunk, report)
             for pair in chunk:
                 rows = matrices.pop(pair)
-                raw[pair] = gram.bound_spectral_norm(rows), sqrt(rows.shape[0])
-    large = [pair for pair in pairs if pair not in raw]
+                proofs[pair] = _Proof(gram.bound_spectral_norm(rows), rows.shape[0])
+    return proofs
+
+
+def _iterate(network: Network, pairs: Sequence[Pair], options: NormOptions, progress: Progress) -> dict[Pair, _Ritz]:
+    """Lanczos for the pairs that are too large for a proof; each has the same part of the failure probability."""
     epsilon = lanczos.eigenvalue_gap(options.inflation)
-    sides = {(j, i): min(network.out_size(i), network.in_size(j)) for j, i in large}
-    steps = {
-        pair: lanczos.required_steps(side, epsilon, options.failure_probability / len(large))
-        for pair, side in sides.items()
-    }
+    steps, epsilons, sizes = {}, {}, {}
+    for j, i in pairs:
+        n = min(network.out_size(i), network.in_size(j))
+        steps[j, i] = lanczos.required_steps(n, epsilon, options.failure_probability / len(pairs))
+        epsilons[j, i] = lanczos.gap_after(n, steps[j, i], epsilon)
+        sizes[j, i] = 8 * steps[j, i] * n  # bytes of the basis
     generator = torch.Generator()
-    generator.manual_seed(options.seed) if options.seed is not None else generator.seed()
-    ritz: dict[Pair, float] = {}
-    groups = _chunks(large, {pair: lanczos.basis_bytes(network, pair, steps[pair]) for pair in large}, options)
-    for count, group in enumerate(groups):
-        report = partial(progress, f"Lanczos {count + 1}/{len(groups)}")
-        chosen = {pair: steps[pair] for pair in group}
-        ritz |= lanczos.lanczos_values(network, chosen, generator, report)
-    gaps = {(j, i): lanczos.gap_after(sides[j, i], steps[j, i], epsilon) for j, i in large}
-    bounds = _finish(pairs, raw, ritz, steps, gaps, errors)
-    return CertifiedNorms(
-        bounds,
-        errors,
-        failure_probability=options.failure_probability if large else 0.0,
-        inflation=max((bounds[pair] / ritz[pair] - 1 for pair in large if ritz[pair] > 0), default=0.0),
-        randomised=set(large),
-    )
+    if options.seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(options.seed)
+    ritz = {}
+    chunks = _chunks(sizes, options.memory)
+    for count, chunk in enumerate(chunks):
+        report = partial(progress, f"Lanczos {count + 1}/{len(chunks)}")
+        values = lanczos.lanczos_values(network, {pair: steps[pair] for pair in chunk}, generator, report)
+        for pair, value in values.items():
+            ritz[pair] = _Ritz(value, steps[pair], epsilons[pair])
+    return ritz
 
 
-def _finish(
-    pairs: Sequence[Pair],
-    raw: dict[Pair, tuple[float, float]],
-    ritz: dict[Pair, float],
-    steps: dict[Pair, int],
-    epsilon: dict[Pair, float],
-    errors: ProductErrors,
-) -> dict[Pair, float]:
-    """Add the rounding allowances, from short pairs to long ones, because the long ones rest on the short ones."""
-    bounds: dict[Pair, float] = {}
-    for pair in sorted(pairs, key=lambda p: p[0] - p[1]):
-        error = errors.error(pair)
-        if pair in raw:
-            norm, factor = raw[pair]
-            bounds[pair] = round_up(norm + factor * error + UNDERFLOW, 4)
-        elif ritz[pair] == 0.0:
-            bounds[pair] = error + UNDERFLOW
-        else:
-            upper = lanczos.upper_bound(ritz[pair], epsilon[pair], 2 * error / ritz[pair], steps[pair])
-            bounds[pair] = round_up(upper + UNDERFLOW)
-        if not bounds[pair] < float("inf"):
-            raise NonFiniteError(
-                f"the norm between sites {pair[1]} and {pair[0]} cannot be bounded: its rounding errors are too large; "
-                "the weights differ too much in magnitude"
-            )
-        errors.know(pair, bounds[pair])
-    return bounds
-
-
-def _chunks(pairs: Sequence[Pair], sizes: dict[Pair, int], options: NormOptions) -> list[list[Pair]]:
+def _chunks(sizes: Mapping[Pair, int], memory: int) -> list[list[Pair]]:
     """Consecutive groups of pairs whose sizes stay within the memory, at least one pair each."""
     groups: list[list[Pair]] = []
     room = 0
-    for pair in pairs:
-        if not groups or sizes[pair] > room:
+    for pair, size in sizes.items():
+        if not groups or size > room:
             groups.append([])
-            room = options.memory
+            room = memory
         groups[-1].append(pair)
-        room -= sizes[pair]
+        room -= size
     return groups

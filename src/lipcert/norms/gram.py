@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from math import inf, prod, sqrt
 
 import numpy as np
 import torch
 from scipy.linalg import blas, lapack
 from scipy.sparse.linalg import eigsh
-from torch import Tensor
 
 from lipcert.network.normal_form import Network
 from lipcert.network.sweep import Pair
+from lipcert.progress import Progress, Report
 from lipcert.rounding import gamma, round_up
 
+Side = tuple[str, int]
+"""("pull", j) is the input of site j, ("push", i) the output of site i."""
 _BATCH_BYTES = 256 << 20
 
 
@@ -61,48 +64,65 @@ def bound_spectral_norm(rows: np.ndarray) -> float:
     return round_up(sqrt(bound_largest_eigenvalue(gram) + 2 * gamma(n + 2) * frobenius), 8)
 
 
-def gram_plan(network: Network, pairs: Sequence[Pair], limit: int, memory: int) -> dict[tuple[str, int], list[Pair]]:
-    """Which pairs are bounded from which identity batch: ("pull", j) from the input of site j, ("push", i) from site i.
+def bound_matrix_norm(matrix: np.ndarray) -> float:
+    """The same for a matrix with more rows than columns, or fewer."""
+    if matrix.shape[0] > matrix.shape[1]:
+        matrix = np.ascontiguousarray(matrix.T)
+    return bound_spectral_norm(matrix)
 
-    A pair takes the smaller of its two sides, if that is at most `limit` and the matrix fits into `memory` bytes.
+
+def gram_plan(network: Network, pairs: Sequence[Pair], limit: int, memory: int) -> dict[Side, list[Pair]]:
+    """The side from which the matrix of each pair is formed: the smaller one.
+
+    Pairs whose smaller side exceeds `limit`, and those whose matrix exceeds `memory` bytes, are left out.
     """
-    plan: dict[tuple[str, int], list[Pair]] = {}
+    plan: dict[Side, list[Pair]] = {}
     for j, i in pairs:
         rows, columns = network.in_size(j), network.out_size(i)
-        if min(rows, columns) <= limit and 8 * rows * columns <= memory:
-            plan.setdefault(("pull", j) if rows <= columns else ("push", i), []).append((j, i))
+        if min(rows, columns) > limit or 8 * rows * columns > memory:
+            continue
+        side = ("pull", j) if rows <= columns else ("push", i)
+        plan.setdefault(side, []).append((j, i))
     return plan
 
 
-def dense_rows(
-    network: Network,
-    side: tuple[str, int],
-    pairs: Sequence[Pair],
-    progress: Callable[[float], None],
-) -> dict[Pair, np.ndarray]:
-    """The matrices of the given pairs with the smaller side as rows, formed in batches of identity rows."""
+def dense_rows(network: Network, side: Side, pairs: Sequence[Pair], progress: Report) -> dict[Pair, np.ndarray]:
+    """The matrices of the given pairs, all of one side: B_ji for ("pull", j), B_jiᵀ for ("push", i).
+
+    Rows of the identity travel through the network in batches.
+    """
     direction, site = side
-    if direction == "pull":
-        n, shape = network.in_size(site), network.nodes[network.sites[site].source].shape
-    else:
-        n, shape = network.out_size(site), network.nodes[network.sites[site].output].shape
-    widths = {pair: network.out_size(pair[1]) if direction == "pull" else network.in_size(pair[0]) for pair in pairs}
-    matrices = {pair: np.empty((n, width)) for pair, width in widths.items()}
+    pulls = direction == "pull"
+    start = network.sites[site].source if pulls else network.sites[site].output
+    shape = network.nodes[start].shape
+    n = prod(shape)
+    matrices = {}
+    for j, i in pairs:
+        matrices[j, i] = np.zeros((n, network.out_size(i) if pulls else network.in_size(j)))
     widest = max(prod(node.shape) for node in network.nodes)
     batch = max(1, min(n, _BATCH_BYTES // (8 * widest)))
     for first in range(0, n, batch):
         last = min(n, first + batch)
-        seed = torch.zeros(last - first, n, dtype=torch.float64, device=network.device)
-        seed[torch.arange(last - first), torch.arange(first, last)] = 1.0
-        seed = seed.reshape(last - first, *shape)
-        images: list[Tensor | None]
-        if direction == "pull":
-            images = network.pull(site, seed)
-        else:
-            images = [None, *network.push(site, seed)]
-        for pair in pairs:
-            image = images[pair[1] if direction == "pull" else pair[0]]
+        identity = torch.zeros(last - first, n, dtype=torch.float64, device=network.device)
+        identity[:, first:last].fill_diagonal_(1.0)
+        identity = identity.reshape(last - first, *shape)
+        images = network.pull(site, identity) if pulls else network.push(site, identity)
+        for j, i in pairs:
+            image = images[i] if pulls else images[j - 1]  # of the sites 0..n or 1..n+1
             if image is not None:
-                matrices[pair][first:last] = image.reshape(last - first, -1).cpu().numpy()
+                matrices[j, i][first:last] = image.reshape(last - first, -1).cpu().numpy()
         progress(last / n)
     return matrices
+
+
+def all_matrices(network: Network, pairs: Sequence[Pair], progress: Progress) -> dict[Pair, np.ndarray]:
+    """B_ji for all given pairs, each with the input of site j as rows."""
+    maps = {}
+    last = network.depth + 1
+    for i in range(last):
+        members = [pair for pair in pairs if pair[1] == i]
+        if members:
+            report = partial(progress, f"matrices {i + 1}/{last}")
+            for pair, transposed in dense_rows(network, ("push", i), members, report).items():
+                maps[pair] = transposed.T
+    return maps

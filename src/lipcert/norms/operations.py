@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from math import inf, sqrt
 
-import numpy as np
 from torch import Tensor
 
 from lipcert.network.linear import LinearOp
-from lipcert.norms.gram import bound_spectral_norm
+from lipcert.norms.gram import bound_matrix_norm
 from lipcert.rounding import UNDERFLOW, round_up
 
 _LARGEST_SIDE = 4096
@@ -27,6 +26,4 @@ def _matrix_norm(weight: Tensor) -> float:
     """A proved bound on the norm of a matrix; infinite if that would take too long."""
     if min(weight.shape) > _LARGEST_SIDE:
         return inf
-    rows = weight.detach().double().cpu().numpy()
-    rows = rows if rows.shape[0] <= rows.shape[1] else rows.T
-    return bound_spectral_norm(np.ascontiguousarray(rows)) + UNDERFLOW
+    return bound_matrix_norm(weight.detach().double().cpu().numpy()) + UNDERFLOW

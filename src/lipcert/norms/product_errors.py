@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from copy import copy
 from math import inf, prod, sqrt
 
@@ -60,14 +61,16 @@ class ProductErrors:
         self.network = network
         self.known: dict[Pair, float] = {}
         like = torch.zeros((), dtype=network.dtype, device=network.device)
-        norms: dict[int, float] = {}
+        self._edges: list[list[tuple[int, float]]] = []  # of every node: the sources and ‖|A|‖ of its edges
+        readers: Counter[int] = Counter()
         for node in network.nodes:
+            edges = []
             for edge in node.edges:
-                norms[id(edge.op)] = magnitude_norm(edge.op, like)
-        self._norms = norms
-        sources = Counter(edge.source for node in network.nodes for edge in node.edges)
-        self._fan_out = max(sources.values(), default=0)  # additions at a node of an adjoint product
-        self._leaving, self._arriving = _scaled_outputs(network, sources), _scaled_inputs(network)
+                edges.append((edge.source, magnitude_norm(edge.op, like)))
+                readers[edge.source] += 1
+            self._edges.append(edges)
+        self._fan_out = max(readers.values(), default=0)  # additions at a node of an adjoint product
+        self._leaving, self._arriving = _scaled_outputs(network, readers), _scaled_inputs(network)
 
     def copy(self) -> ProductErrors:
         """The same, to be told of other pairs."""
@@ -88,32 +91,42 @@ class ProductErrors:
             onward = reach_back.get(v, 0.0)
             if onward == 0.0:
                 continue
-            terms = max((e.op.accumulations for e in node.edges), default=0)
-            local = sum(self._norms[id(e.op)] * reach.get(e.source, 0.0) for e in node.edges)
-            total += gamma(terms + len(node.edges) + self._fan_out + 2) * local * onward
+            terms = max((edge.op.accumulations for edge in node.edges), default=0)
+            roundings = terms + len(node.edges) + self._fan_out + 2
+            total += gamma(roundings) * self._norm_into(v, reach) * onward
         return total * (1 + 1e-6)  # errors of errors, and the rounding of this sum
+
+    def _norm_into(self, v: int, reach: Mapping[int, float]) -> float:
+        """Σ ‖|A|‖·(norm up to the source) over the edges of a node."""
+        total = 0.0
+        for source, norm in self._edges[v]:
+            total += norm * reach.get(source, 0.0)
+        return total
 
     def _norms_from(self, i: int) -> dict[int, float]:
         """Bounds on the norms of the maps from the output of site i to every node."""
         reach = {self.network.sites[i].output: 1.0}
-        for v, node in enumerate(self.network.nodes):
-            if any(e.source in reach for e in node.edges):
-                reach[v] = sum(self._norms[id(e.op)] * reach.get(e.source, 0.0) for e in node.edges)
-            if v in reach:
-                near = self._arriving.get(v, [])
-                reach[v] = min([reach[v], *(self.known[k, i] * f for k, f in near if (k, i) in self.known)])
+        for v, edges in enumerate(self._edges):
+            if any(source in reach for source, _ in edges):
+                reach[v] = self._norm_into(v, reach)
+            if v not in reach:
+                continue
+            for k, factor in self._arriving.get(v, []):
+                if (k, i) in self.known:
+                    reach[v] = min(reach[v], self.known[k, i] * factor)
         return reach
 
     def _norms_to(self, j: int) -> dict[int, float]:
         """Bounds on the norms of the maps from every node to the input of site j."""
         back = {self.network.sites[j].source: 1.0}
-        for v in reversed(range(len(self.network.nodes))):
+        for v in reversed(range(len(self._edges))):
             if v not in back:
                 continue
-            near = self._leaving.get(v, [])
-            back[v] = min([back[v], *(self.known[j, k] * f for k, f in near if (j, k) in self.known)])
-            for e in self.network.nodes[v].edges:
-                back[e.source] = back.get(e.source, 0.0) + self._norms[id(e.op)] * back[v]
+            for k, factor in self._leaving.get(v, []):
+                if (j, k) in self.known:
+                    back[v] = min(back[v], self.known[j, k] * factor)
+            for source, norm in self._edges[v]:
+                back[source] = back.get(source, 0.0) + norm * back[v]
         return back
 
 
@@ -123,13 +136,14 @@ def _scaled_outputs(network: Network, readers: Counter[int]) -> dict[int, list[t
     So it is if the output of site k is only read by v, as a term S·φ_k with a diagonal S: then B_jk = M·S.
     """
     ends = {site.source for site in network.sites}
-    found = {site.output: [(k, 1.0)] for k, site in enumerate(network.sites[:-1])}
+    scaled = {site.output: [(k, 1.0)] for k, site in enumerate(network.sites[:-1])}
     for v, node in enumerate(network.nodes):
         for edge in node.edges:
             if isinstance(edge.op, Scale) and readers[edge.source] == 1 and edge.source not in ends:
-                factor = _inverse_norm(edge.op)
-                found.setdefault(v, []).extend((k, round_up(f * factor)) for k, f in found.get(edge.source, []))
-    return found
+                inverse = _inverse_norm(edge.op)
+                for k, factor in scaled.get(edge.source, []):
+                    scaled.setdefault(v, []).append((k, round_up(factor * inverse)))
+    return scaled
 
 
 def _scaled_inputs(network: Network) -> dict[int, list[tuple[int, float]]]:
@@ -137,17 +151,19 @@ def _scaled_inputs(network: Network) -> dict[int, list[tuple[int, float]]]:
 
     So it is if the input of site k is S·v with a diagonal S: then B_ki = S·M.
     """
-    found: dict[int, list[tuple[int, float]]] = {}
+    scaled: dict[int, list[tuple[int, float]]] = {}
     for k, site in enumerate(network.sites[1:], start=1):
         v, factor = site.source, 1.0
-        found.setdefault(v, []).append((k, factor))
+        scaled.setdefault(v, []).append((k, factor))
         while len(edges := network.nodes[v].edges) == 1 and isinstance(op := edges[0].op, Scale):
             v, factor = edges[0].source, round_up(factor * _inverse_norm(op))
-            found.setdefault(v, []).append((k, factor))
-    return found
+            scaled.setdefault(v, []).append((k, factor))
+    return scaled
 
 
 def _inverse_norm(op: Scale) -> float:
     """‖S⁻¹‖ of a diagonal, from above; infinite if it has zeros."""
     smallest = float(op.factor().detach().abs().min())
-    return round_up(1 / smallest) if smallest > 0 else inf
+    if not smallest > 0:
+        return inf
+    return round_up(1 / smallest)

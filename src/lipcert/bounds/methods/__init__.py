@@ -1,4 +1,4 @@
-"""Methods of bounding, one file each, found by their names."""
+"""Methods of bounding, found by their names."""
 
 from importlib import import_module
 from pkgutil import iter_modules

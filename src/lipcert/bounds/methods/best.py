@@ -32,9 +32,8 @@ class Best(Method):
         rescaled = task.rescaled_form(target)
         forms = [plain, task.form("naive"), rescaled]
         if self._refines(task, plain):
-            options, progress = task.options, task.progress
-            forms.append(task.keep("lt-sdp", lambda: refine(plain, options, progress=progress)))
-            forms.append(refine(rescaled, options, progress=progress))
+            forms.append(task.refined_form())
+            forms.append(refine(rescaled, task.options, progress=task.progress))
         for method in ("liplt", "naive"):
             promised = task.promised_form(method)
             if promised is not None:

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
 from lipcert.bounds.fit import FitOptions, fitted_scales
 from lipcert.bounds.forms import Form, make_form
+from lipcert.bounds.refine import refine
+from lipcert.bounds.register import Register
 from lipcert.bounds.targets import Target
-from lipcert.errors import check_choice
 from lipcert.network.build import normal_form
 from lipcert.network.normal_form import Network
 from lipcert.network.program import Program
-from lipcert.norms.certified import NormOptions, Progress
+from lipcert.norms.certified import NormOptions
+from lipcert.progress import Progress
 
+T = TypeVar("T")
 _MOST_FORMS = 6
 """Every form has this part of the failure probability, so that its norms are the same in every method."""
 
@@ -38,56 +42,55 @@ class Task:
     progress: Progress
     _kept: dict[Any, Any] = field(default_factory=dict)
 
-    def keep(self, key: Any, make: Callable[[], Any]) -> Any:
+    def keep(self, key: Any, make: Callable[[], T]) -> T:
         """What `make` returns, computed once for each key."""
         if key not in self._kept:
             self._kept[key] = make()
-        return self._kept[key]
+        kept: T = self._kept[key]
+        return kept
 
-    @property
+    @cached_property
     def network(self) -> Network:
         """The float64 network, with the weights as executed."""
-        network: Network = self.keep("network", lambda: normal_form(self.program, exact=True))
-        return network
+        return normal_form(self.program, exact=True)
+
+    def neurons(self) -> int:
+        """The number of entries of all nonlinearities."""
+        return sum(self.network.out_size(k) for k in range(1, self.network.depth + 1))
 
     def form(self, method: str) -> Form:
         """The network by "naive" or "liplt"."""
-        form: Form = self.keep(method, lambda: self._make(method, self.network))
-        return form
+        return self.keep(method, lambda: self._make(method, self.network))
 
     def promised_form(self, method: str) -> Form | None:
         """The same for the network of layers that are Lipschitz by construction, if there are any."""
         if self.promised is None:
             return None
         program = self.promised
-        form: Form = self.keep(("promised", method), lambda: self._make(method, normal_form(program, exact=True)))
-        return form
+        return self.keep(("promised", method), lambda: self._make(method, normal_form(program, exact=True)))
 
     def rescaled_form(self, target: Target) -> Form:
         """LipLT in coordinates that are fitted to the target."""
-        form: Form = self.keep(
-            ("rescaled", target.name), lambda: self._make("rescaled", self.network, self.scales(target))
-        )
-        return form
+        key = ("rescaled", target.name)
+        return self.keep(key, lambda: self._make("rescaled", self.network, self.scales(target)))
+
+    def refined_form(self) -> Form:
+        """LipLT, refined by diagonal multipliers."""
+        return self.keep("lt-sdp", lambda: refine(self.form("liplt"), self.options, progress=self.progress))
 
     def scales(self, target: Target) -> dict[str, Tensor]:
         """Diagonals by the names of their sites, fitted to the weights."""
-        scales: dict[str, Tensor] = self.keep(("scales", target.name), lambda: self._fit(target))
-        return scales
-
-    def neurons(self) -> int:
-        """The number of entries of all nonlinearities."""
-        return sum(self.network.out_size(k) for k in range(1, self.network.depth + 1))
+        return self.keep(("scales", target.name), lambda: self._fit(target))
 
     @torch.enable_grad()
     def _fit(self, target: Target) -> dict[str, Tensor]:
         network = normal_form(self.program)
-        return fitted_scales(network, target.name, self.fit, lambda done: self.progress("coordinates", done))
+        return fitted_scales(network, target.name, self.fit, partial(self.progress, "coordinates"))
 
     def _make(self, method: str, network: Network, scales: Mapping[str, Tensor] | None = None) -> Form:
         last = network.depth + self.whole_output
-        share = self.options.share(_MOST_FORMS)
-        return make_form(method, network, last, share, self.progress, scales)
+        options = replace(self.options, failure_probability=self.options.failure_probability / _MOST_FORMS)
+        return make_form(method, network, last, options, self.progress, scales)
 
 
 class Method(ABC):
@@ -113,19 +116,6 @@ class Method(ABC):
         return {}
 
 
-METHODS: dict[str, Method] = {}
-
-
-def register_method(kind: type[Method]) -> type[Method]:
-    """Decorator: makes a method known by its name."""
-    METHODS[kind.name] = kind()
-    ordered = sorted(METHODS.items(), key=lambda item: item[1].rank)
-    METHODS.clear()
-    METHODS.update(ordered)
-    return kind
-
-
-def find_method(name: str) -> Method:
-    """The method of this name."""
-    check_choice("method", name, tuple(METHODS))
-    return METHODS[name]
+METHODS: Register[Method] = Register("method")
+register_method = METHODS.add
+find_method = METHODS.find

@@ -1,16 +1,10 @@
-"""Targets: the network, each class, each pair of classes; one file each, found by their names."""
+"""Targets: the network, each class, each pair of classes; found by their names."""
 
 from importlib import import_module
 from pkgutil import iter_modules
 
-from lipcert.bounds.targets.target import (
-    TARGETS,
-    Target,
-    class_norms,
-    find_target,
-    pair_norms,
-    register_target,
-)
+from lipcert.bounds.targets.distances import class_norms, pair_norms
+from lipcert.bounds.targets.target import TARGETS, Target, find_target, register_target
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")

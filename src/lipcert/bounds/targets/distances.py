@@ -1,0 +1,77 @@
+"""Norms of the rows of a matrix and distances between them, as estimates and from above."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from lipcert.norms.rows import flat_rows, row_norms
+from lipcert.rounding import UNDERFLOW, gamma
+
+_CHUNK = 1 << 24  # entries of row differences formed at a time
+
+
+def class_norms(rows: Tensor) -> Tensor:
+    """‖r_a‖ for every row a: the Lipschitz constant of x ↦ r_a·x."""
+    return row_norms(rows)
+
+
+def pair_norms(rows: Tensor) -> Tensor:
+    """‖r_a − r_b‖ for every pair of rows, as a symmetric matrix with zero diagonal."""
+    return _PairDistances.apply(flat_rows(rows))  # type: ignore[no-any-return, no-untyped-call]
+
+
+def bound_class_norms(rows: Tensor, error: float) -> Tensor:
+    """Upper bounds on the norms of rows."""
+    return class_norms(rows) * (1 + gamma(rows.shape[1] + 4)) + error + UNDERFLOW
+
+
+def bound_pair_norms(rows: Tensor, error: float) -> Tensor:
+    """Distances of the rows from above: their squares come from a Gram matrix with errors of γ_n·(‖r_a‖² + ‖r_b‖²)."""
+    squares = class_norms(rows - rows.mean(0, keepdim=True)).square()
+    scale = squares[:, None] + squares[None, :]
+    roundoff = gamma(rows.shape[1] + 8)
+    distances = pair_norms(rows).square()
+    # Distances below 1e-6 of the scale were formed from the difference itself, the others after centring; near that
+    # threshold the larger allowance holds for both.
+    from_difference = distances <= 0.99e-6 * scale
+    allowance = torch.where(from_difference, distances, 4 * scale) * roundoff
+    centring = (~from_difference).double() * (8 * gamma(1) * float(rows.mean(0).norm()))
+    upper: Tensor = (distances + allowance).sqrt() * (1 + gamma(8)) + 2 * error + centring + UNDERFLOW
+    return upper.fill_diagonal_(0.0)
+
+
+class _PairDistances(torch.autograd.Function):
+    """All distances ‖r_a − r_b‖ from the Gram matrix of the rows; gradient zero where the distance is zero.
+
+    Distances are invariant under centring, which removes what the rows have in common. Where cancellation still would
+    cost digits, the difference is formed. The backward pass is one product with a (K, K) matrix.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
+        centred = rows - rows.mean(0, keepdim=True)
+        gram = centred @ centred.T
+        squares = gram.diagonal()
+        scale = squares[:, None] + squares[None, :]
+        distances = (scale - 2 * gram).clamp(min=0)
+        tolerance = 1e-2 if rows.dtype == torch.float32 else 1e-6
+        first, second = torch.triu(distances <= tolerance * scale, diagonal=1).nonzero(as_tuple=True)
+        step = max(1, _CHUNK // max(rows.shape[1], 1))
+        for a, b in zip(torch.split(first, step), torch.split(second, step), strict=True):
+            exact = (rows[a] - rows[b]).square().sum(1)
+            distances[a, b] = exact
+            distances[b, a] = exact
+        distances = distances.fill_diagonal_(0).sqrt()
+        ctx.save_for_backward(centred, distances)
+        return distances
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        centred, distances = ctx.saved_tensors
+        weights = torch.where(distances > 0, (gradient + gradient.T) / distances, torch.zeros_like(distances))
+        return torch.diag(weights.sum(1)).sub(weights) @ centred
