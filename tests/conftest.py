@@ -15,7 +15,7 @@ from lipcert.losses import LOSSES
 from lipcert.network.rules.registry import MODULE_RULES, RULES
 
 settings.register_profile(
-    "fast", deadline=None, max_examples=25, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    "fast", deadline=None, max_examples=12, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.register_profile("full", parent=settings.get_profile("fast"), max_examples=500, derandomize=False)
 settings.load_profile("full" if os.environ.get("LIPCERT_FULL") == "1" else "fast")

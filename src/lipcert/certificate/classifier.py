@@ -59,9 +59,9 @@ class CertifiedClassifier(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Logits as the program computes them, and certified radii in float64."""
+        check_input(x, self._bound.facts.input_shape, self._dtype)
         if not torch.compiler.is_compiling():
             check_arithmetic(self._dtype, x.device)
-        check_input(x, self._bound.facts.input_shape, self._dtype)
         constants, reference_errors, growth = self._numbers
         distance = torch.linalg.vector_norm(x.reshape(x.shape[0], -1).double(), dim=1)[:, None] * (1 + 1e-12)
         logits: Tensor = self._program[0](x)
