@@ -149,6 +149,8 @@ def promised_program(model: nn.Module, input_shape: tuple[int, ...]) -> Program 
     return trace(model, input_shape, view="certified").program.frozen()
 
 
+@torch.inference_mode(False)
+@denormals_kept()
 def promised_constants(
     model: nn.Module, input_shape: tuple[int, ...], targets: Sequence[str], progress: Progress = no_progress
 ) -> dict[str, Tensor]:
@@ -159,6 +161,7 @@ def promised_constants(
     program = promised_program(model, input_shape)
     if program is None:
         return {}
+    check_finite(program)
     wanted = [find_target(name) for name in targets]
     whole = any(target.whole_output for target in wanted)
     task = Task(program, None, whole, NormOptions(), FitOptions(), progress)
