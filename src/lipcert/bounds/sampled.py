@@ -47,7 +47,7 @@ def estimate_sampled(
         model: any model that `lipcert.trace` accepts. It is climbed in its own precision and judged in float64.
         input_shape: shape of one input, without the batch axis.
         target: "network" gives (), "per-class" (K,), "last-layer" and "pairwise" both (K, K), of logit differences.
-        samples: random inputs, from all over the input space. steps: of the ascent from each, 0 for none. seed: of both.
+        samples: random inputs, from all over the input space. steps: of the ascent from each, 0 for none. seed: of all.
         progress: called with what is being done and the fraction done.
     """
     wanted = find_target(target)
