@@ -10,9 +10,10 @@ from torch import nn
 import lipcert
 from helpers import randn
 from lipcert import attacks
-from lipcert.commands import evaluate
 from lipcert.errors import CertificateViolation, OptionError, TrainingModeError
 from lipcert.models import LoadedModel
+from lipcert.progress import no_progress
+from lipcert.runs import Task, finish_folder
 from models import dense_chain
 
 PIXELS = (-50.0, 50.0)
@@ -151,15 +152,15 @@ def test_cross_check_on_mnist(tmp_path):
     """Certified ≤ attacked ≤ clean accuracy; the same with half the constants is an error."""
     loaded = train_on_mnist(lipcert.data.load("mnist", download=False))
 
-    def certify(folder):
-        return evaluate.certify(
-            loaded, "mnist", None, [0.5, 1.0], folder, attack=True, limit=300, progress=lambda what, fraction: None
-        )
+    task = Task(lipcert.data.load("mnist", download=False), [0.5, 1.0], inputs=300, attacked=300)
 
-    facts = certify(tmp_path / "honest").facts
-    assert facts["clean"] > 0.8
-    for at in facts["at"]:
-        assert 0 < at["certified"] <= at["attacked"] <= facts["clean"]
+    def certify(folder):
+        return finish_folder(loaded, task, folder, no_progress)
+
+    summary = certify(tmp_path / "honest")
+    assert summary.clean > 0.8
+    for at in summary.at:
+        assert 0 < at.certified <= at.attacked <= summary.clean
     bound = lipcert.bound(loaded.model, loaded.input_shape)
     replace(bound, tails=0.5 * bound.tails, between=0.5 * bound.between).save(tmp_path / "wrong" / "bound")
     with pytest.raises(CertificateViolation, match="does not hold"):

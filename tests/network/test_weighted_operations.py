@@ -139,17 +139,15 @@ def test_product_with_a_vector():
     torch.testing.assert_close(network.pull(1, torch.ones(1, dtype=torch.float64))[0], randn(4)[None])
 
 
-def test_products_of_several_constants_count_all_their_sums():
-    """|A| is bounded by the product of absolute values, and each entry sees the roundings of both sums."""
+def test_products_of_several_constants():
+    """Their rounding errors are not known, their matrix is."""
     model = Op(lambda m, x: torch.einsum("bi,ij,jk->bk", x, m.v, m.w), v=randn(2, 9), w=randn(9, 3, seed=1))
     network = lipcert.trace(model.double(), (2,))
     (op,) = operations(network)
     matrix = (model.v @ model.w).T
     torch.testing.assert_close(op.as_matrix(like=randn(1)), matrix)
     torch.testing.assert_close(op.adjoint(torch.eye(3, dtype=torch.float64)), matrix)
-    x = randn(1, 2).abs()
-    assert (op.magnitude(x) >= x @ matrix.T.abs()).all()
-    assert op.terms >= 2 + 9
+    assert not op.covered
 
 
 def test_transposed_convolution_with_output_size():

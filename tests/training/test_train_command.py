@@ -23,7 +23,7 @@ from lipcert.training import TrainConfig, presets
 
 
 def invoke(*arguments: str) -> str:
-    with mock.patch.object(cli.console, "width", 200):
+    with mock.patch.object(cli.console, "_width", 200):
         result = CliRunner().invoke(cli.app, arguments, catch_exceptions=False)
     assert result.exit_code == 0
     return result.output

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import reduce
-from math import inf, prod
+from math import prod
 from operator import add
 from typing import Any, NamedTuple
 
@@ -74,13 +74,12 @@ class ErrorPass:
         def observe(node: fx.Node, value: Any) -> Any:
             if node in produced:
                 values.setdefault(produced[node], value)
-                if value.numel():
-                    largest.append(torch.linalg.vector_norm(value, ord=inf))
+                largest.extend(_extremes(value))
             return value
 
         logits = self.network.program.run(x, observe)
         sites, output = BatchErrors(self, values, len(x)).errors_of(logits)
-        return Execution(logits, sites, output, torch.stack([self.nothing, *largest]).max())
+        return Execution(logits, sites, output, torch.stack([self.nothing, *largest]).abs().max())
 
 
 class NodeError(NamedTuple):
@@ -232,6 +231,14 @@ class BatchErrors:
             bound = bound + relative * values
         upper: Tensor = (self.zeros + bound) * (1 + 1e-9)
         return upper
+
+
+def _extremes(x: Tensor) -> tuple[Tensor, ...]:
+    """The smallest and the largest entry; several times faster in the order in which they lie in memory."""
+    if x.numel() == 0:
+        return ()
+    order = sorted(range(x.dim()), key=x.stride, reverse=True)
+    return tuple(torch.aminmax(x.permute(order).reshape(-1)))
 
 
 def _norms(x: Tensor) -> Tensor:

@@ -36,8 +36,8 @@ def accuracy_curve(
     many = len(curves) > 1
     for (name, (radii, count)), shade in zip(curves.items(), shades, strict=True):
         ordered = np.sort(np.asarray(radii, dtype=float))
-        x = np.concatenate([[0.0], ordered, ordered[-1:]])
-        y = np.concatenate([np.arange(len(ordered), -1, -1), np.zeros(min(len(ordered), 1))]) / max(count, 1)
+        x = np.concatenate([[0.0], ordered, [np.max(ordered, initial=0.0)]])
+        y = np.concatenate([np.arange(len(ordered), -1, -1), [0]]) / max(count, 1)
         axes.step(x, y * 100, where="pre", color=shade, label=name)
         labelled: set[str] = set()
         for epsilon, accuracy, meaning in (points or {}).get(name, ()):

@@ -78,8 +78,6 @@ def tensordot(call: Call, a: Any, b: Any, dims_a: Any, dims_b: Any) -> Result:
 def einsum(call: Call, equation: str, tensors: Any, path: Any = None) -> Result:
     if len(call.inputs) != 1:
         raise Refusal("a product of two tensors that depend on the input is not linear; use a constant")
-    if len(tensors) > 2:
-        raise Refusal("products of several constants may under- or overflow inside it; multiply the constants first")
     left, arrow, result = equation.replace(" ", "").partition("->")
     operands = left.split(",")
     operand = operands[tensors.index(call.input)]
@@ -93,7 +91,9 @@ def einsum(call: Call, equation: str, tensors: Any, path: Any = None) -> Result:
         sizes.update(zip(letters, shape, strict=True))
     for letter in result:
         del sizes[letter]
-    return call.product(terms=prod(sizes.values()) + len(tensors))  # summed by one product, or by several
+    if len(tensors) > 2:  # what is multiplied first may under- or overflow, so that rounding errors are unknown
+        return call.linear()
+    return call.product(terms=prod(sizes.values()) + len(tensors))
 
 
 def per_axis(value: Any, axes: int) -> Shape:
