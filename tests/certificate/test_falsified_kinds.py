@@ -458,7 +458,9 @@ def test_models_are_captured_by_several_threads_at_once():
     bound, x = lipcert.bound(model, (4,)), torch.rand(3, 4)
     with ThreadPoolExecutor(4) as pool:
         radii = list(pool.map(lambda _: lipcert.certify(model, x, bound).radius, range(8)))
+        bounds = list(pool.map(lambda _: lipcert.bound(model, (4,)).value, range(4)))
     assert all(torch.equal(radius, radii[0]) for radius in radii)
+    assert all(torch.equal(value, bound.value) for value in bounds)
 
 
 def test_inputs_and_bounds_of_odd_kinds_are_refused_with_errors_of_ours():

@@ -19,6 +19,7 @@ from lipcert.bounds.forms import Form, smallest_prefixes
 from lipcert.bounds.methods import Method, Task, find_method
 from lipcert.bounds.targets import Target, find_target
 from lipcert.network.build import trace
+from lipcert.network.capture import LOCK
 from lipcert.network.normal_form import Network
 from lipcert.network.program import Program
 from lipcert.network.rules.registry import MODULE_RULES, find_module_rule
@@ -125,7 +126,8 @@ def bound_network(
 ) -> dict[str, Bound]:
     """Bounds of a captured network, by the names of the targets."""
     began = perf_counter()
-    program = network.program.frozen()
+    with LOCK:  # a capture by another thread replaces the model's tensors for a moment
+        program = network.program.frozen()
     check_finite(program)
     for target in targets:
         target.check(network)

@@ -30,6 +30,7 @@ from lipcert.certificate.requirements import (
 from lipcert.certificate.stages import stage_bounds
 from lipcert.errors import ModelError, NonFiniteError, OptionError, ShapeError
 from lipcert.network.build import normal_form, trace
+from lipcert.network.capture import LOCK
 from lipcert.network.normal_form import Network
 from lipcert.progress import Progress, no_progress
 from lipcert.rounding import denormals_kept
@@ -50,9 +51,11 @@ class Certifier:
     ball, up to κ per unit of distance.
     """
 
-    @torch.inference_mode(False)
-    @denormals_kept()
     def __init__(self, model: nn.Module | Network, bound: Bound) -> None:
+        with LOCK, torch.inference_mode(False), denormals_kept():
+            self._prepare(model, bound)
+
+    def _prepare(self, model: nn.Module | Network, bound: Bound) -> None:
         if not isinstance(bound, Bound):
             raise OptionError(f"bound is {type(bound).__name__}, expected what lipcert.bound or Bound.load returns")
         traced = model

@@ -71,7 +71,8 @@ def normal_form(program: Program, *, exact: bool = False, check: bool = True) ->
 
     Rules are tried out unless `check` is False, for a program whose rules have been tried out already.
     """
-    return _Builder(program, exact, check).build()
+    with LOCK:  # another thread's capture would see the symbolic number of rows
+        return _Builder(program, exact, check).build()
 
 
 class _Builder:
