@@ -239,7 +239,7 @@ def converged(model: nn.Module, shape: tuple[int, ...], **options: object) -> li
         previous = estimator()
         for _ in range(100):
             value = estimator()
-            if torch.all((value - previous).abs() <= 1e-11 * value.abs().max()):
+            if torch.all((value - previous).abs() <= 1e-9 * value.abs().max()):
                 return estimator
             previous = value
     raise AssertionError("the power iteration does not converge on this example")

@@ -31,7 +31,7 @@ def check_against_dense(model, shape, method, options):
 
 
 @pytest.mark.parametrize("path", PATHS)
-@examples(1)
+@examples(0.6)
 @given(drawn=networks, method=st.sampled_from(["naive", "liplt"]))
 def test_drawn_networks(path, drawn, method):
     """Exact dense value ≤ bound ≤ 1.01 × exact; estimates and sampled slopes ≤ bound."""

@@ -187,10 +187,10 @@ def test_the_gradient_with_respect_to_scales(name):
     for parameter in estimator.scales.parameters():
         with torch.no_grad():
             parameter.copy_(0.3 * randn(*parameter.shape, seed=2))
-    estimator.power_iterations = 150
+    estimator.power_iterations = 80
     estimator().sum().backward()
     for parameter in estimator.scales.parameters():
-        for k in range(min(len(parameter), 2)):
+        for k in (0,):
             values = []
             for step in (1e-5, -2e-5):
                 with torch.no_grad():
