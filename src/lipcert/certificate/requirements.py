@@ -11,7 +11,7 @@ from lipcert.network.normal_form import Network
 
 def check_covered(network: Network) -> None:
     """Refuse networks with an operation whose rounding errors are not known."""
-    reason = "its rounding errors are unknown: it is bounded, but not certified in this form; if the rule is yours, "
+    reason = "its rounding errors are unknown: it is bounded, but not certified; if its rule is your own, "
     remedies: dict[str, str] = {}
     for node in network.nodes:
         if not all(edge.op.covered for edge in node.edges):

@@ -12,10 +12,8 @@ _STATISTIC = (
     "it divides by a statistic of its input, so its slope is only bounded by 1/√eps, which is of no use; "
     "use BatchNorm, which is fixed in eval mode"
 )
-_QUOTIENT = (
-    "it divides by a norm of its input, so its slope is not bounded near zero; leave it out, or "
-    "use BatchNorm, which is fixed in eval mode"
-)
+_QUOTIENT = "it divides by a power of its input, for which there is no rule; leave it out, or use BatchNorm"
+_POWER = "it takes powers and roots, for which there is no rule; use average or max-pooling"
 _ATTENTION = "attention is not globally Lipschitz; lipcert bounds feed-forward networks"
 _RECURRENT = "recurrent layers are not supported; lipcert bounds feed-forward networks"
 _LOGITS = "it does not change the prediction: remove it and certify the logits"
@@ -41,6 +39,7 @@ _OPERATORS = {
 _MODULES = {
     "LayerNorm GroupNorm InstanceNorm1d InstanceNorm2d InstanceNorm3d RMSNorm": _STATISTIC,
     "LocalResponseNorm": _QUOTIENT,
+    "LPPool1d LPPool2d LPPool3d": _POWER,
     "MultiheadAttention TransformerEncoderLayer TransformerEncoder Transformer": _ATTENTION,
     "LSTM GRU RNN LSTMCell GRUCell RNNCell": _RECURRENT,
     "LogSoftmax": _LOGITS,
