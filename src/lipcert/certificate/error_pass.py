@@ -48,7 +48,6 @@ class Execution:
     largest: Tensor
 
     def cpu(self) -> Execution:
-        """The same on the CPU."""
         return Execution(self.logits.cpu(), self.sites.cpu(), self.output.cpu(), self.largest.cpu())
 
 
@@ -243,8 +242,7 @@ def _extremes(x: Tensor) -> tuple[Tensor, ...]:
 
 def _norms(x: Tensor) -> Tensor:
     """(B,): l2 norm of every row in float64, from above."""
-    if x.dim() == 1:
-        x = x[:, None]
+    x = x.reshape(len(x), -1) if x.dim() == 1 else x
     size = prod(x.shape[1:])
     lost = 1.01 * (size * torch.finfo(x.dtype).tiny) ** 0.5  # squares that underflow
     norms = torch.linalg.vector_norm(x, dim=tuple(range(1, x.dim()))).double()
