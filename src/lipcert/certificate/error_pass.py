@@ -29,6 +29,7 @@ from torch import Tensor, fx
 
 from lipcert.certificate.stages import Stages
 from lipcert.network.normal_form import Edge, Network
+from lipcert.network.slopes import ABS
 from lipcert.rounding import gamma
 
 
@@ -143,6 +144,7 @@ class BatchErrors:
                 self.values[v] = reduce(add, [edge.op.apply(self._value(edge.source)) for edge in edges])
             else:  # the absolute value of a difference, in a maximum of two branches
                 site = self.network.sites[self.network.site_of_output[v]]
+                assert site.slope == ABS
                 self.values[v] = self._value(site.source).abs()
         return self.values[v]
 

@@ -12,6 +12,7 @@ from lipcert.network.normal_form import Edge, Node, Site
 from lipcert.network.program import Live, Shape
 from lipcert.network.rules.call import Call, Extremum, Input, Refusal, Sum, broadcast
 from lipcert.network.slopes import ABS, Slope
+from lipcert.network.user_checks import check_users_linear, check_users_slope, is_users
 
 
 class Assembly:
@@ -58,6 +59,8 @@ class Assembly:
                 raise Refusal(f"its rule gives a result of another shape than {call.out_shape}")
         if self.check:
             check_linear(call, terms, self.dtype)
+            if is_users(call) and len(terms) == len(terms[0][1]) == 1:
+                check_users_linear(call, terms[0][1][0])
         return self.add(call.name, call.out_shape, *edges, offset=_offset(call, edges))
 
     def _nonlinearity(self, call: Call, slope: Slope) -> Input:
@@ -66,6 +69,8 @@ class Assembly:
             source = self._copies(call, source)
         if self.check:
             check_site(call, slope, source.shape, self.dtype)
+            if is_users(call):
+                check_users_slope(call, slope)
         value = self.add(call.name, call.out_shape)
         self.sites.append(Site(call.name, source.source, value.source, slope))
         return value

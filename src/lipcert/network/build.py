@@ -26,7 +26,7 @@ from lipcert.network.rules.refusals import DEFAULT, MODULES
 from lipcert.network.rules.registry import VIEWS, find_rule, operator_name
 from lipcert.network.states import evaluated
 
-_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError, AssertionError)
+_ERRORS = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError, ArithmeticError)
 
 
 class _OtherSize:
@@ -116,7 +116,6 @@ class _Builder:
         if output.source in [site.output for site in sites]:  # the output site needs a linear node of its own
             edge = Edge(output.source, Identity(output.shape))
             output = self.assembly.add("output", output.shape, edge, exact=True)
-            self.values[self.program.output] = output
         sites.append(Site("output", output.source, -1))
 
     def _refuse(self, node: fx.Node, remedy: str) -> None:
@@ -148,7 +147,9 @@ class _Builder:
             self.training = self.training or error
         except _ERRORS as error:  # of torch, while the rule or its trial computes
             if not broken:
-                self._refuse(node, f"{DEFAULT} ({str(error).splitlines()[0]})")
+                reason = (str(error).strip().splitlines() or [""])[0]
+                remedy = "its rule fails" if producer(node) in self.program.opaque else DEFAULT
+                self._refuse(node, f"{remedy} ({type(error).__name__}: {reason})")
         # What follows is looked at too, so that all that is refused can be named at once.
         self.refused.add(node)
         self.values[node] = Input(0, row_shape)

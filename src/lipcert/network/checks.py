@@ -157,9 +157,9 @@ def check_site(call: Call, slope: Slope, shape: Shape, dtype: torch.dtype) -> No
     """Refuse intervals of slopes that secants of the executed nonlinearity leave."""
     if dtype not in _TOLERANCE:
         return
-    _check_secants(call, slope, shape, dtype)
     if slope.elementwise and call.inputs[0].shape == shape:
         _check_elementwise(call, shape)
+    _check_secants(call, slope, shape, dtype)
 
 
 def _check_secants(call: Call, slope: Slope, shape: Shape, dtype: torch.dtype) -> None:
@@ -207,7 +207,7 @@ def _segments(call: Call, shape: Shape, elementwise: bool) -> tuple[Tensor, Tens
     pairs = max(_FEWEST_PAIRS, min(_PAIRS, _ENTRIES // max(prod(shape), 1)))
     size = (pairs, *shape)
     apart = size if elementwise else (pairs, *(1,) * len(shape))
-    scale = 10.0 ** (6 * torch.rand(apart, generator=generator) - 3)
+    scale = 10.0 ** (10 * torch.rand(apart, generator=generator) - 5)
     step = scale * 10.0 ** (-4 * torch.rand(apart, generator=generator))
     a = scale * torch.randn(size, generator=generator)
     b = a + step * torch.randn(size, generator=generator)

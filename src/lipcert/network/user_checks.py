@@ -1,0 +1,90 @@
+"""Trials of rules that users register, beyond those that every rule has to pass (see `checks`).
+
+They look at inputs of many magnitudes, and at what a rule says about rounding: that no entry of a matrix is negative,
+how many products an entry sums, how many units in the last place a nonlinearity may be off.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import torch
+from torch import Tensor
+
+from lipcert.network.linear import Function, LinearOp
+from lipcert.network.rules.call import Call, Refusal
+from lipcert.network.slopes import Slope
+from lipcert.rounding import UNIT_ROUNDOFF
+
+_SCALES = (1e-6, 1e-3, 1.0, 10.0, 1e2, 1e3, 1e4, 1e6)
+_PROBES = 8
+_TOLERANCE = 1e-3
+
+
+def is_users(call: Call) -> bool:
+    """Whether an operation is a module with a rule, or an operator that is not torch's own."""
+    return call.module is not None or getattr(call.node.target, "namespace", "aten") != "aten"
+
+
+def _inputs(call: Call, rows: int) -> list[Tensor]:
+    """Rows of normally distributed entries, at each of the scales."""
+    generator = torch.Generator().manual_seed(11)
+    batches = []
+    for scale in _SCALES:
+        x = scale * torch.randn(rows, *call.inputs[0].shape, generator=generator)
+        batches.append(x.to(call.recorded.device, call.dtype))
+    return batches
+
+
+@torch.no_grad()
+def check_users_linear(call: Call, op: LinearOp) -> None:
+    """Refuse a linear rule that is wrong at some scale, or in what it says about rounding."""
+    zero = torch.zeros(1, *call.inputs[0].shape, device=call.recorded.device, dtype=call.dtype)
+    constant = call.run([zero])
+    first, *others = _inputs(call, rows=2)
+    for x in (first, *others):
+        factor = x.abs().max() / first.abs().max()
+        found, expected = op.apply(x), call.run([x]) - constant
+        scaled = factor * op.apply(x / factor)
+        size = float(expected.abs().max() + constant.abs().max() + found.abs().max())
+        error = torch.maximum((found - expected).abs(), (found - scaled).abs())
+        if not float(error.max()) <= _TOLERANCE * size:
+            largest = float(x.abs().max())
+            raise Refusal(f"its rule gives a linear operation that is false for inputs of size {largest:.3g}")
+    if isinstance(op, Function):
+        _check_rounding_facts(op, x)
+
+
+def _check_rounding_facts(op: Function, x: Tensor) -> None:
+    if op.nonnegative:
+        image = op.apply(x.abs())
+        if float(image.min()) < -_TOLERANCE * float(image.abs().max()):
+            raise Refusal("its rule says nonnegative=True, but positive inputs give negative results")
+    if op.terms < 0:
+        return
+    outputs = x.new_zeros(_PROBES, *op.out_shape)
+    places = torch.linspace(0, outputs[0].numel() - 1, _PROBES).long()
+    outputs.reshape(_PROBES, -1)[torch.arange(_PROBES), places] = 1.0
+    rows = op.adjoint(outputs).reshape(_PROBES, -1)  # of the matrix
+    products = int((rows != 0).sum(1).max())
+    if products > max(op.terms, 1):
+        raise Refusal(f"its rule says terms={op.terms}, but an entry of its result sums {products} products")
+    if op.terms == 0 and bool(((rows != 0) & (rows != 1)).any()):
+        raise Refusal("its rule says terms=0, that it only moves entries, but it multiplies them")
+
+
+@torch.no_grad()
+def check_users_slope(call: Call, slope: Slope) -> None:
+    """Refuse a nonlinearity that is off by more units in the last place than its rule says."""
+    if not slope.elementwise or slope.ulps is None or call.module is None or call.dtype != torch.float32:
+        return
+    exact = deepcopy(call.module).double()
+    steepest = float(slope.lipschitz())
+    for x in _inputs(call, rows=8):
+        result, expected = call.run([x]).double(), exact(x.double())
+        size = expected.abs() + steepest * x.double().abs()
+        allowed = 2 * slope.ulps * UNIT_ROUNDOFF[call.dtype] * size + 1e-30
+        error = (result - expected).abs()
+        if not bool((error <= allowed).all()):
+            worst = float((error / (2 * UNIT_ROUNDOFF[call.dtype] * size + 1e-30)).max())
+            raise Refusal(f"its rule says ulps={slope.ulps:g}, but a result is off by {worst:.3g} of them")
