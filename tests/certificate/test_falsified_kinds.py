@@ -211,6 +211,12 @@ class Noisy(nn.Module):
         return F.dropout(self.l(x), 0.5, training=self.training)
 
 
+def negative_variance():
+    model = nn.Sequential(nn.BatchNorm1d(4)).eval()
+    model[0].running_var.fill_(-9.97e-6)
+    return model
+
+
 def tiny_variance():
     model = nn.BatchNorm1d(4, eps=0)
     model.running_var.fill_(1e-42)
@@ -266,6 +272,8 @@ REFUSED = {
     "a number read from a buffer": (lambda: Op(lambda m, x: x * m.c.item(), c=torch.ones(())), r"\.item\(\)"),
     "a failing assertion": (lambda: Op(lambda m, x: (torch._assert_async((x < 1e3).all()), x)[1]), "fails"),
     "lazy weights": (lambda: nn.LazyLinear(3), "no shape yet"),
+    "a weight that is rounded": (lambda: Op(lambda m, x: torch.lerp(x, m.c, 0.9999), c=torch.zeros(4)), "is rounded"),
+    "negative variance": (negative_variance, "negative"),
     "variance that processors take for zero": (tiny_variance, "too small"),
     "state": (lambda: Op(lambda m, x: x + m.n.add_(1), n=torch.zeros(4)), "whenever it runs"),
 }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 
 import torch
 from torch import Tensor, nn
@@ -63,7 +64,9 @@ class CertifiedClassifier(nn.Module):
         if not torch.compiler.is_compiling():
             check_arithmetic(self._dtype, x.device)
         constants, reference_errors, growth = self._numbers
-        distance = torch.linalg.vector_norm(x.reshape(x.shape[0], -1).double(), dim=1)[:, None] * (1 + 1e-12)
+        distance = torch.linalg.vector_norm(x.reshape(x.shape[0], prod(x.shape[1:])).double(), dim=1)[:, None] * (
+            1 + 1e-12
+        )
         logits: Tensor = self._program[0](x)
         wide = logits.double()
         prediction = wide.argmax(1)

@@ -162,7 +162,8 @@ def batch_norm(call: Call, x: Any, weight: Any, bias: Any, *args: Any) -> Result
         )
     shape = _row_shape(x)
     read_mean, read_variance = _constant(mean, "mean"), _constant(variance, "variance")
-    if bool((read_variance() + eps < torch.finfo(torch.float32).tiny).any()):  # NaN is refused elsewhere, by its name
+    smallest = read_variance() + eps
+    if bool(((read_variance() < 0) | (smallest < torch.finfo(torch.float32).tiny)).any()):  # NaN is refused by its name
         raise Refusal("its running variance is negative, or too small; restore the last good statistics, or raise eps")
 
     def per_channel(values: Tensor) -> Tensor:

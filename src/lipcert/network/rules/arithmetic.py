@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lipcert.network.linear import Identity, LinearOp, Scale, number
@@ -82,6 +83,10 @@ def interpolate(call: Call, start: Any, end: Any, weight: Any) -> Result:
     """(1 − weight)·start + weight·end."""
     if isinstance(weight, Input):
         raise Refusal("its weight depends on the network's input, so it is not Lipschitz; use a constant")
+    if not isinstance(weight, Constant | BatchSize):
+        rounded = float(torch.tensor(float(weight), dtype=call.recorded.dtype))
+        if rounded != weight:  # 1 − weight is then another number, perhaps by far
+            raise Refusal(f"its weight, {weight}, is rounded to {call.recorded.dtype}; give it as a tensor")
     share = _factor(weight)
     return _sum(call, (start, lambda: 1 - share()), (end, share))
 

@@ -41,7 +41,12 @@ def register_rule(*keys: Any, view: str | None = None) -> Callable[[Rule], Rule]
     if view is not None:
         check_choice("view", view, VIEWS)
 
+    if not keys:
+        raise OptionError("a rule needs what it is for: module classes, torch functions or operators")
+
     def register(rule: Rule) -> Rule:
+        if not callable(rule):
+            raise OptionError(f"a rule is a {type(rule).__name__}, expected a function of (call, *arguments)")
         for key in keys:
             if not isinstance(key, type) or not issubclass(key, nn.Module):
                 RULES[operator_name(key)] = rule
@@ -56,7 +61,7 @@ def register_rule(*keys: Any, view: str | None = None) -> Callable[[Rule], Rule]
 
 def rule_for(operators: str) -> Callable[[Rule], Rule]:
     """Decorator: use this rule for the ATen operators of these names, separated by spaces."""
-    return register_rule(*operators.split())
+    return register_rule(*(getattr(torch.ops.aten, name) for name in operators.split()))
 
 
 def operator_name(key: Any) -> str:
@@ -70,9 +75,7 @@ def operator_name(key: Any) -> str:
     if key is torch.nn.functional.softsign:  # no operator of its own
         return "softsign"
     name = getattr(key, "__name__", "")
-    if isinstance(key, str):
-        name = key
-    if hasattr(torch.ops.aten, name) and (isinstance(key, str) or _is_torch(key)):
+    if hasattr(torch.ops.aten, name) and _is_torch(key):
         return f"aten::{name}"
     shown = getattr(key, "__qualname__", key)
     raise OptionError(
