@@ -440,27 +440,6 @@ def test_odd_and_refused_with_an_error_of_ours():
         lipcert.bound(nn.Linear(4, 3, device="meta").eval(), (4,))
 
 
-def test_sums_that_overflow_inside_an_operator():
-    """The mean of large numbers is finite, their sum is not: neither there nor near it is anything certified."""
-    model = Op(lambda m, x: m.l(x.mean(1, keepdim=True)), l=nn.Linear(1, 2)).eval()
-    bound = lipcert.bound(model, (1000,))
-    with pytest.raises(LipcertError, match="comes near it"):
-        lipcert.certify(model, torch.full((1, 1000), 1e35), bound)
-    radius = lipcert.certify(model, torch.full((1, 1000), 1e14), bound).radius
-    assert 0 < float(radius) <= 1e16
-    _, radius = lipcert.CertifiedClassifier(model, bound)(torch.full((1, 1000), 1e35))
-    assert float(radius) == 0
-
-
-def test_products_of_several_constants_are_bounded_but_not_certified():
-    """They may under- or overflow before they are multiplied by the input, or after."""
-    constants = {"c": torch.full((3,), 1e30), "d": torch.full((3,), 1e-30)}
-    model = Op(lambda m, x: torch.einsum("bi,i,i->bi", x, m.c, m.d), **constants).eval()
-    assert float(lipcert.bound(model, (3,), target="network").value) == pytest.approx(1.0, rel=1e-6)
-    with pytest.raises(LipcertError, match="rounding errors are unknown"):
-        lipcert.certify(model, torch.rand(2, 3))
-
-
 def test_models_are_captured_by_several_threads_at_once():
     model = linear_net()
     bound, x = lipcert.bound(model, (4,)), torch.rand(3, 4)
@@ -485,65 +464,16 @@ def test_inputs_and_bounds_of_odd_kinds_are_refused_with_errors_of_ours():
             attempt()
 
 
-LAST = {
-    "sigmoid": nn.Sigmoid(),
-    "softmax": nn.Softmax(1),
-    "hard sigmoid": nn.Hardsigmoid(),
-    "log-sigmoid": nn.LogSigmoid(),
-    "double sigmoid": nn.Sigmoid().double(),
-}
+@pytest.mark.parametrize("layer", [nn.Dropout(0.3), nn.AlphaDropout(0.3), nn.FeatureAlphaDropout(0.3)], ids=repr)
+def test_inactive_dropout_is_its_input(layer):
+    """A change in place of one is a change of the other."""
 
+    def forward(m, x):
+        a = x * 1.0
+        b = m.dropout(a)
+        a += 0.5 * a
+        return m.layer(b)
 
-@pytest.mark.parametrize("name", LAST)
-def test_a_model_that_ends_in_a_nonlinearity_near_zero(name):
-    """The results are far larger than the inputs, and so are their rounding errors."""
-    model = nn.Sequential(LAST[name], nn.Identity()).eval()
-    dtype = torch.float64 if "double" in name else torch.float32
-    generator = torch.Generator().manual_seed(0)
-    scale = 1e-15 if "double" in name else 1e-7
-    x = scale * torch.randn(200, 3, generator=generator, dtype=dtype)
-    model.register_buffer("number", torch.zeros((), dtype=dtype))
-    bound = lipcert.bound(model, (3,))
-    certificates = lipcert.certify(model, x, bound)
-    _, radius = lipcert.CertifiedClassifier(model, bound)(x)
-    for radii in (certificates.radius, radius):
-        step = torch.randn(50, 200, 3, generator=generator, dtype=torch.float64)
-        step = step / step.norm(dim=2, keepdim=True) * (0.9 * radii[:, None])
-        moved = (x.double() + step).to(dtype)
-        inside = (moved.double() - x.double()).norm(dim=2) < radii
-        flipped = model(moved.reshape(-1, 3)).argmax(1).reshape(50, 200) != certificates.prediction
-        assert not bool((flipped & inside).any())
-
-
-class Kinked(nn.Module):
-    def forward(self, x):
-        return x + 2 * F.relu(x - 10)
-
-
-class Blur(nn.Module):
-    def forward(self, x):
-        return x - x.roll(1, 1)
-
-
-class Curve(nn.Module):
-    def forward(self, x):
-        return torch.tanh(x)
-
-
-LIES = {
-    "linear up to ten": (Kinked, lambda call, x: call.linear(), "inputs of size"),
-    "not negative": (Blur, lambda call, x: call.linear(terms=2, nonnegative=True), "negative"),
-    "fewer products": (Blur, lambda call, x: call.linear(terms=1), "sums 2 products"),
-    "only moves": (Blur, lambda call, x: call.linear(terms=0), "products"),
-    "no rounding": (Curve, lambda call, x: lipcert.Slope(0.0, 1.0, ulps=0.0), "ulps=0"),
-    "a rule that fails": (Curve, lambda call, x: 1 / 0, "its rule fails"),
-}
-
-
-@pytest.mark.parametrize("name", LIES)
-def test_rules_that_lie(name):
-    module, rule, message = LIES[name]
-    lipcert.register_rule(module)(rule)
-    model = nn.Sequential(nn.Linear(4, 4), module(), nn.Linear(4, 3)).eval()
-    with pytest.raises(LipcertError, match=message):
-        lipcert.trace(model, (4,))
+    model = Op(forward, dropout=layer, layer=nn.Linear(4, 3)).eval()
+    expected = 1.5 * torch.linalg.matrix_norm(model.layer.weight.detach().double(), 2)
+    assert float(lipcert.bound(model, (4,), target="network").value) == pytest.approx(float(expected), rel=1e-6)

@@ -93,9 +93,17 @@ def _export(root: nn.Module, x: Tensor) -> torch.export.ExportedProgram:
     batch = {0: torch.export.Dim.DYNAMIC}
     with quiet(), torch.no_grad(), torch.inference_mode(False):
         exported = torch.export.export(root, (x,), dynamic_shapes={"x": batch}, strict=False)
+        _pass_through_dropout(exported.graph)
         if not all(_is_functional(node) for node in exported.graph.nodes):
             exported = exported.run_decompositions({})
     return exported
+
+
+def _pass_through_dropout(graph: fx.Graph) -> None:
+    """Inactive dropout returns its input itself, so that a change of one in place is a change of the other."""
+    for node in graph.nodes:
+        if "dropout" in packet_name(node) and node.args[-1] is False:
+            node.target, node.args = aten.alias.default, node.args[:1]
 
 
 def _is_functional(node: fx.Node) -> bool:
