@@ -10,10 +10,8 @@ but a dense layer or a convolution turns e into a norm, for ‖A‖‖e‖ is fa
 
     e ← γ·(Σ |A||û| + |b|),      n ← Σ ‖A‖(‖e‖ + n).
 
-Where convolutions sum few products, what they make is added to n, too (see `stages`).
-
-Across stages errors travel with the Lipschitz constants of the exact network (see `propagation`), which are far smaller
-than products of |A|.
+Where convolutions sum few products, what they make is added to n, too (see `stages`). Across stages errors travel with
+the Lipschitz constants of the exact network (see `propagation`), which are far smaller than products of |A|.
 """
 
 from __future__ import annotations
