@@ -15,7 +15,7 @@ help:            ## this list
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt torch==2.13.0
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,sdp]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,sdp,onnx]'
 	touch $@
 
 demo: $(READY)   ## set up, train on the embedded digits, certify, report

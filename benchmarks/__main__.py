@@ -8,7 +8,7 @@ import sys
 import torch
 from rich.console import Console
 
-from benchmarks import certificates, estimates, refined, tightness
+from benchmarks import certificates, estimates, local, refined, tightness
 from benchmarks.measure import store
 
 PARTS = {
@@ -20,6 +20,7 @@ PARTS = {
     "certify": lambda repeats: certificates.certification_speed(max(3, repeats // 3)),
     "tightness": tightness.compare,
     "refined": refined.compare_refined,
+    "local": local.compare_local,
 }
 
 

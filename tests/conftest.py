@@ -2,7 +2,9 @@
 
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -66,3 +68,28 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.section(f"{what} that did not run ({remedy})")
             for name in sorted(set(skipped)):
                 terminalreporter.write_line(name)
+
+
+FLAGS = (
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--hide-scrollbars",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Chromium without a window."""
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium") or ""
+    profile = tempfile.mkdtemp()
+    for flag in (*FLAGS, f"--user-data-dir={profile}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+    driver.get("about:blank")  # what the first tab loads by itself is over
+    yield driver
+    driver.quit()
+    shutil.rmtree(profile, ignore_errors=True)

@@ -1,6 +1,9 @@
 """The command line: tables and JSON on standard output, files in the folder, errors as one message with code 2."""
 
 import json
+import os
+import signal
+import subprocess
 import sys
 
 import pytest
@@ -191,6 +194,24 @@ def test_certify_with_attack_orders_the_accuracies(run, weights):
     assert 0 < at["certified"] <= at["attacked"] <= facts["clean"]
 
 
+def test_local_certificates_stand_beside_the_global_ones(run, weights, tmp_path):
+    arguments = ("digit_net:build", "--weights", weights, "--data", "digits", "--eps", 0.1, "--eps", 0.3, "--local")
+    facts = json.loads(run("certify", *arguments, "--limit", 30, "--attack", "--json", "--out", "l"))
+    assert facts["local_norm"] == "l2"
+    for at in facts["at"]:
+        assert at["certified"] <= at["local"] <= at["attacked"] <= facts["clean"]
+    assert facts["at"][1]["certified"] < facts["at"][1]["local"]
+    radius = read_certificates(tmp_path / "l" / "local.csv").radius
+    assert (radius >= read_certificates(tmp_path / "l" / "certificates.csv").radius).all()
+    assert f"certified locally (l2): {facts['at'][0]['local']:.2%} at ε = 0.1" in (
+        tmp_path / "l" / "report.html"
+    ).read_text("utf-8")
+    table = run("certify", *arguments, "--norm", "inf", "--limit", 10, "--quiet", "--out", "inf")
+    assert "locally (l∞)" in " ".join(table.split())
+    with pytest.raises(ResumeError, match="other weights or data, or by another method"):
+        run("certify", *arguments, "--limit", 30, "--norm", "inf", "--quiet", "--out", "l")
+
+
 def test_in_float64_rounding_costs_next_to_nothing(run, weights, tmp_path):
     """The same weights have larger radii, by what the rounding of float32 could have changed."""
     arguments = ("digit_net:build", "--weights", weights, "--data", "digits", "--eps", 0.3, "--limit", 30, "--attack")
@@ -271,9 +292,13 @@ ERRORS = {
         ("attack", "4C3F", "--data", "digits", "--eps", "1/0"),
         "--eps is '1/0', expected a number or a frac",
     ),
+    "norm without local": (("certify", "4C3F", *DIGITS, "--norm", "inf"), "--norm belongs to --local"),
     "wrong epsilon": (("certify", "4C3F", "--data", "digits", "--eps", -1), "--eps is [-1.0], expected positive"),
     "no limit": (("attack", "4C3F", *DIGITS, "--limit", 0), "--limit is 0, expected 1 or more"),
-    "other images": (("certify", "4C3F", *DIGITS), "digits has images of shape (1, 8, 8), the model takes (1, 28, 28)"),
+    "other images": (
+        ("certify", "4C3F", *DIGITS),
+        "the data have inputs of shape (1, 8, 8), the model takes (1, 28, 28)",
+    ),
     "unknown data": (("attack", "4C3F", "--data", "digit", "--eps", 1), "did you mean 'digits'"),
     "markup": (("bound", "[/red]"), "'[/red]' is not a model"),
 }
@@ -293,3 +318,47 @@ def test_other_weights_in_the_same_folder_are_refused(run, weights, monkeypatch,
     run(*arguments, "--weights", weights)
     monkeypatch.setenv("COLUMNS", "200")
     assert "holds certificates of other weights or data" in fails(monkeypatch, capsys, *arguments)
+
+
+def test_a_disk_that_cannot_be_written_is_one_sentence(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("COLUMNS", "200")
+    arguments = ("train", "digits", "--set", "model=mlp-64", "--set", "epochs=1", "--quiet", "--run-dir")
+    assert "error: /proc/run: No such file or directory; choose" in fails(monkeypatch, capsys, *arguments, "/proc/run")
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device", str(tmp_path / "r/config.toml"))
+
+    monkeypatch.setattr("lipcert.files.os.replace", full)
+    assert "config.toml: No space left on device; choose" in fails(monkeypatch, capsys, *arguments, tmp_path / "r")
+    assert list((tmp_path / "r").iterdir()) == []
+
+
+def test_sigterm_and_interrupts_while_importing_end_in_one_word(monkeypatch, capsys):
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(cli, "build_app", lambda called: os.kill(os.getpid(), signal.SIGTERM))
+    try:
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert stop.value.code == 130
+    assert capsys.readouterr().err == "stopped\n"
+
+
+def test_help_does_not_import_torch():
+    code = "import sys\nfrom lipcert.cli import main\ntry:\n    main()\nexcept SystemExit:\n    pass\n"
+    code += "print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
+    for name, (*_, text) in cli.COMMANDS.items():
+        assert name in done.stdout
+        assert text.split()[0] in done.stdout
+
+
+def test_names_are_found_when_they_are_used():
+    assert lipcert.attacks.pgd is not None
+    assert set(lipcert.__all__) <= set(dir(lipcert))
+    for name in lipcert.__all__:
+        assert getattr(lipcert, name) is not None
+    with pytest.raises(AttributeError, match="module 'lipcert' has no attribute 'bouund'"):
+        _ = lipcert.bouund

@@ -135,7 +135,7 @@ def check_lipcert(words: list[str], *, complete: bool, written: set[str]) -> Non
     if name == "train" and values["config"] not in written | {None} and not PLACEHOLDER.match(values["config"]):
         TrainConfig.named(values["config"]).with_overrides(values["set_"] or [])
     model = str(values.get("model", ""))
-    is_file = Path(model).suffix == ".safetensors" or "/" in model or ":" in model
+    is_file = Path(model).suffix in (".safetensors", ".onnx") or "/" in model or ":" in model
     assert not model or is_file or PLACEHOLDER.match(model) or model in zoo.ZOO, f"there is no network {model}"
 
 

@@ -1,35 +1,35 @@
-"""The command line: every command is a file of `lipcert.commands`."""
+"""The command line: every command is a file of `lipcert.commands`, imported when it is called."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from lipcert.commands.attack_command import attack
-from lipcert.commands.bound_command import bound
-from lipcert.commands.certify_command import certify
-from lipcert.commands.options import console
-from lipcert.commands.presets_command import list_presets
-from lipcert.commands.report_command import report
-from lipcert.commands.reproduce_command import reproduce
-from lipcert.commands.train_command import train_command
+from lipcert.commands.terminal import console
 from lipcert.errors import LipcertError
 from lipcert.version import VERSION
 
-app = typer.Typer(
-    help="Certified l2 robustness of PyTorch classifiers.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+COMMANDS = {
+    # name: (file, function, what --help says about it)
+    "bound": ("bound_command", "bound", "Lipschitz constants by method and target, with times and guarantees."),
+    "certify": ("certify_command", "certify", "Clean, attacked and certified accuracy; radii as CSV."),
+    "attack": ("attack_command", "attack", "Clean accuracy and accuracy under l2 PGD."),
+    "train": ("train_command", "train_command", "Train a certifiably robust classifier and certify it."),
+    "sweep": ("sweep_command", "sweep_command", "Train with several values and seeds: means, deviations, a report."),
+    "export": ("export_command", "export", "A classifier with radii for other runtimes: ONNX, or a web page."),
+    "report": ("report_command", "report", "A page on one run or several side by side, with figures and tables."),
+    "presets": ("presets_command", "list_presets", "The configurations that come with lipcert."),
+    "reproduce": ("reproduce_command", "reproduce", "A table or figure of the paper, ours beside the published one."),
+}  # fmt: skip
 
 
-@app.callback(invoke_without_command=True)
 def root(
     version: Annotated[bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)] = False,
 ) -> None:
@@ -38,24 +38,62 @@ def root(
         raise typer.Exit
 
 
-app.command()(bound)
-app.command()(certify)
-app.command()(attack)
-app.command("train")(train_command)
-app.command()(report)
-app.command("presets")(list_presets)
-app.command()(reproduce)
+def build_app(called: str | None = None) -> typer.Typer:
+    """The application; if it is known which command is called, only that one is imported."""
+    made = typer.Typer(
+        help="Certified l2 robustness of PyTorch classifiers.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    made.callback(invoke_without_command=True)(root)
+    for name, (file, function, text) in COMMANDS.items():
+        if called in (None, name):
+            made.command(name, short_help=text)(getattr(import_module(f"lipcert.commands.{file}"), function))
+        else:
+            made.command(name, help=text)(_not_imported)
+    return made
+
+
+def _not_imported() -> None:
+    """Stands for a command that is only listed."""
+
+
+def __getattr__(name: str) -> Any:
+    """`app` is the application with all its commands."""
+    if name != "app":
+        raise AttributeError(f"module 'lipcert.cli' has no attribute {name!r}")
+    globals()["app"] = build_app()
+    return globals()["app"]
 
 
 def main() -> None:
     """Entry point: prints a LipcertError as one message and exits with 2. Files get wider tables than terminals."""
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 160
+    signal.signal(signal.SIGTERM, _stop)
+    words = [word for word in sys.argv[1:] if not word.startswith("-")]
     try:
-        app()
+        build_app(words[0] if words else "")()
+    except KeyboardInterrupt:  # while torch is imported
+        print("stopped", file=sys.stderr)
+        sys.exit(130)
     except LipcertError as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
+        _say(str(error))
         sys.exit(2)
+    except OSError as error:  # a disk that is full or read-only, a folder that cannot be made
+        place = f"{error.filename}: " if error.filename else ""
+        _say(f"{place}{error.strerror or error}; choose another place, or make room there")
+        sys.exit(2)
+
+
+def _say(message: str) -> None:
+    Console(stderr=True).print(f"[bold red]error:[/] {escape(message)}", highlight=False)
+
+
+def _stop(*_: object) -> None:
+    """SIGTERM is Ctrl-C: what is being written vanishes, and a training says how it is continued."""
+    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

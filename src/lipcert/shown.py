@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
-    from rich.table import Table
+    from rich.console import RenderableType
 
 
 class Shown:
@@ -18,8 +18,8 @@ class Shown:
     something is to be shown, so that what computes results knows nothing of drawing.
     """
 
-    def __rich__(self) -> Table:
-        table: Table = _display().table(self).rich()
+    def __rich__(self) -> RenderableType:
+        table: RenderableType = _display().table(self).rich()
         return table
 
     def _repr_html_(self) -> str:

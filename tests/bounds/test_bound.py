@@ -170,7 +170,7 @@ def test_refusals():
     with pytest.raises(OptionError, match=r"target is 'pairs', expected one of .*; did you mean 'pairwise'"):
         lipcert.bound(model, (4,), target="pairs")
     with pytest.raises(OptionError, match=r"shape \(2, 2\) per input, expected a vector of logits; use target='net"):
-        lipcert.bound(nn.Conv1d(2, 2, 3), (2, 4))
+        lipcert.bound(nn.Conv1d(2, 2, 3), (2, 4), target="pairwise")
     with pytest.raises(TrainingModeError, match=r"1 \(BatchNorm\) is in training mode.*call model.eval\(\)"):
         lipcert.bound(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), (4,))
 

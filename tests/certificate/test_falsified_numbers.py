@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lipcert
-from lipcert.errors import LipcertError
+from lipcert.errors import LipcertError, ShapeError, UnsupportedError
 from models import Op
 
 
@@ -93,3 +93,35 @@ def test_rules_that_lie(name):
     model = nn.Sequential(nn.Linear(4, 4), module(), nn.Linear(4, 3)).eval()
     with pytest.raises(LipcertError, match=message):
         lipcert.trace(model, (4,))
+
+
+@pytest.mark.parametrize(("weight", "problem"), [(1e-45, "too small"), (1e38, "too large")])
+def test_weights_that_leave_the_range_of_their_type_are_not_called_a_false_rule(weight, problem):
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+    nn.init.constant_(model[0].weight, weight)
+    with pytest.raises(UnsupportedError, match=rf"0 \(Linear\): what it computes is {problem} for torch.float32"):
+        lipcert.bound(model, (4,))
+
+
+@pytest.mark.parametrize("target", ["pairwise", "network"])
+def test_a_model_without_outputs(target):
+    model = nn.Sequential(nn.Linear(4, 3), Op(lambda m, x: x[:, 3:])).eval()
+    with pytest.raises(UnsupportedError, match=r"output .*: the model returns no numbers, rows of shape \(0,\)"):
+        lipcert.bound(model, (4,), target=target)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+def test_nested_tensors_are_refused(layout):
+    model = nn.Sequential(nn.Linear(4, 3)).eval()
+    x = torch.nested.nested_tensor([torch.rand(4), torch.rand(4)], layout=layout)
+    bound = lipcert.bound(model, (4,))
+    for attempt in (
+        lambda: lipcert.certify(model, x),
+        lambda: lipcert.certify(model, x, bound),
+        lambda: lipcert.certify(model, [x]),
+        lambda: lipcert.certify(model, [x], bound),
+        lambda: lipcert.CertifiedClassifier(model, bound)(x),
+    ):
+        with pytest.raises(ShapeError, match=r"nested tensor; use torch\.stack"):
+            attempt()

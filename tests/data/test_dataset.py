@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lipcert.data import Dataset, Split
+from lipcert.data import Dataset, Split, load
 from lipcert.data.dataset import split_by_seed, split_from_arrays
 from lipcert.errors import DataError, OptionError
 
@@ -105,10 +105,10 @@ def test_another_seed_is_another_split() -> None:
 
 def test_errors() -> None:
     images, labels = torch.zeros(2, 1, 2, 2, dtype=torch.uint8), torch.zeros(2, dtype=torch.long)
-    with pytest.raises(DataError, match=r"images: expected uint8 \(N, C, H, W\), got torch.float32"):
-        Split(images.float(), labels)
-    with pytest.raises(DataError, match=r"images: expected .* got torch.uint8 \(2, 2, 2\)"):
-        Split(images[:, 0], labels)
+    with pytest.raises(DataError, match=r"images: expected uint8 or float32 \(N, C, H, W\), got torch.float64"):
+        Split(images.double(), labels)
+    with pytest.raises(DataError, match=r"images: expected .* got torch.uint8 \(2,\)"):
+        Split(images[:, 0, 0, 0], labels)
     with pytest.raises(DataError, match=r"labels: expected int64 \(2,\), got torch.int64 \(1,\)"):
         Split(images, labels[:1])
     with pytest.raises(DataError, match="Toy: a label of the test split is 3, expected 0 to 2"):
@@ -119,3 +119,18 @@ def test_errors() -> None:
         split_by_seed(random_split(5), 0)
     with pytest.raises(OptionError, match="seed is -1"):
         split_by_seed(random_split(), -1)
+
+
+def test_images_kept_aside_for_validation_are_in_neither_of_the_other_splits():
+    digits = load("digits")
+    held = digits.holding_out(300)
+    assert held.validation is not None
+    assert abs(len(held.validation) - 300) <= 10
+    assert len(held.train) + len(held.validation) == len(digits.train)
+    assert torch.equal(held.test.images, digits.test.images)
+    counts = held.validation.labels.bincount()
+    assert counts.max() - counts.min() <= 3
+    assert torch.equal(digits.holding_out(300).validation.images, held.validation.images)
+    assert digits.holding_out(0) is digits
+    with pytest.raises(OptionError, match="validation is 5000, expected less than the"):
+        digits.holding_out(5000)

@@ -73,7 +73,7 @@ def test_names_that_do_not_exist(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"images/of/ants does not exist; expected a folder or archive"):
         load("images/of/ants")
     (tmp_path / "table.csv").write_text("1,2")
-    with pytest.raises(DataError, match=r"table.csv is neither a folder of images nor an archive"):
+    with pytest.raises(DataError, match=r"table.csv is no folder of images, no archive"):
         load(tmp_path / "table.csv")
     with pytest.raises(OptionError, match="seed is -1, expected 0 or more"):
         load("digits", seed=-1)

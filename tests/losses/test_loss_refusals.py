@@ -10,6 +10,7 @@ import torch
 from problems import CONSTANTS, LABELS, LOGITS, ROBUST_LOSSES
 from torch import Tensor
 
+import lipcert
 from lipcert.errors import DataError, LipcertError, NonFiniteError, OptionError, ShapeError
 from lipcert.losses import crm, gloro, hard_radius, lmt, signed_radius, soft_radius, standard
 
@@ -71,3 +72,13 @@ def test_standard_checks_labels() -> None:
 def test_bad_options(call: partial, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         call(LOGITS, LABELS, CONSTANTS)
+
+
+def test_a_bound_is_no_tensor_of_constants():
+    bound = lipcert.bound(torch.nn.Linear(4, 3).eval(), (4,))
+    with pytest.raises(
+        ShapeError, match=r"constants are Bound, expected a tensor; pass estimator\(\), or bound.pairwise"
+    ):
+        crm(torch.zeros(2, 3), torch.tensor([0, 1]), bound, t=1.0, r0=1.0, weight=1.0)
+    with pytest.raises(ShapeError, match=r"labels are list, expected a tensor"):
+        standard(torch.zeros(2, 3), [0, 1])

@@ -202,7 +202,7 @@ REFUSED = {
     "layer norm": (nn.LayerNorm(3), "only bounded by 1/√eps.*BatchNorm"),
     "group norm": (nn.GroupNorm(1, 3), "BatchNorm"),
     "rms norm": (nn.RMSNorm(3), "BatchNorm"),
-    "log-softmax": (nn.LogSoftmax(1), "certify the logits"),
+    "log-softmax": (nn.LogSoftmax(1), "certify the logits; inside of one there is no rule"),
     "jump": (nn.Hardshrink(), "it jumps.*register a rule"),
     "jump of a threshold": (nn.Threshold(0.1, 20), "it jumps from 20 to 0.1"),
     "sign": (Op(lambda m, x: x.sign()), "it jumps"),

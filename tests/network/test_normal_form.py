@@ -10,7 +10,7 @@ import lipcert
 from helpers import dense_maps, eye, randn
 from lipcert.network.rewrites import liplt_lines, loop_transform, naive_lines
 from lipcert.network.sweep import Sweep
-from models import Op, RandomDag, gaussian, named_models
+from models import Op, RandomDag, dense_chain, gaussian, named_models
 
 MODELS = named_models()
 PLANS = st.lists(
@@ -136,3 +136,10 @@ def test_an_activation_reached_twice_counts_once():
 
 def twice(h):
     return h + h
+
+
+def test_the_representation_is_a_summary():
+    shown = repr(lipcert.trace(dense_chain(4, *(5 for _ in range(30)), 3), (4,)))
+    assert shown.startswith("Network((4,) → (3,), 30 nonlinearities: ")
+    assert shown.endswith(" and 26 more)")
+    assert len(shown) < 120

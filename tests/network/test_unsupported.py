@@ -36,7 +36,7 @@ def test_every_unsupported_node_is_listed_by_qualified_name_type_and_remedy():
         ("3", "GLU"),
     ]
     assert "5 operations" in str(error)
-    assert error.nodes[1].remedy.endswith("use BatchNorm, which is fixed in eval mode")
+    assert error.nodes[1].remedy.endswith("lipcert.certify_local, which bounds it over a ball")
     assert "@lipcert.register_rule" in error.nodes[0].remedy
 
 
@@ -50,7 +50,7 @@ ONE = {
     "quotient of inputs": (lambda m, x: x / (x.abs() + 2), "div", "divide by a constant"),
     "quotient with itself": (lambda m, x: x / x, "div", "not continuous at zero"),
     "division with rounding": (lambda m, x: torch.div(x, 2, rounding_mode="floor"), "div", "without rounding"),
-    "matrix from the input": (lambda m, x: torch.matmul(x[:, None], x[:, :, None]), "matmul", "not linear"),
+    "matrix from the input": (lambda m, x: torch.matmul(x[:, None], x[:, :, None]), "matmul", "not Lipschitz"),
     "einsum of two inputs": (lambda m, x: torch.einsum("bi,bi->b", x, x), "einsum", "not linear"),
     "einsum without output": (lambda m, x: torch.einsum("bi,ij", x, m.square), "einsum", "'bi,oi->bo'"),
     "bias from the input": (lambda m, x: F.linear(x, m.square, x), "linear", "add it afterwards"),
@@ -305,3 +305,9 @@ def test_wrapped_models_are_to_be_unwrapped(name):
 def test_unsupported_layers_are_reported_before_training_mode():
     with pytest.raises(UnsupportedError, match="LayerNorm"):
         lipcert.trace(nn.Sequential(nn.LayerNorm(4), nn.Dropout()).train(), (4,))
+
+
+def test_exported_programs_are_to_be_replaced_by_their_modules():
+    exported = torch.export.export(nn.Sequential(nn.Linear(4, 3)).eval(), (torch.rand(2, 4),)).module()
+    with pytest.raises(UnsupportedError, match="an exported program has lost its module; pass the one that was"):
+        lipcert.trace(exported, (4,))

@@ -11,8 +11,8 @@ from torch import nn
 
 import lipcert
 from helpers import dense_maps, examples, randn, transformed
-from lipcert.norms import lanczos
-from lipcert.norms.lanczos import failure_probability, lanczos_values, required_steps
+from lipcert.norms.lanczos import Process, run_lanczos
+from lipcert.norms.randomised import Ritz, eigenvalue_gap, failure_probability, gap_left, required_steps
 from models import dense_chain
 
 STARTS = 2000
@@ -24,8 +24,8 @@ def one_layer(matrix: torch.Tensor) -> lipcert.Network:
     return lipcert.trace(layer, (matrix.shape[1],))
 
 
-def top_value(network: lipcert.Network, steps: int, generator: torch.Generator) -> float:
-    return lanczos_values(network, {(1, 0): steps}, generator)[1, 0]
+def top_value(network: lipcert.Network, steps: int, seed: int) -> float:
+    return sqrt(run_lanczos(network, {(1, 0): steps}, seed)[1, 0].ritz())
 
 
 def spectrum(kind: str, n: int, epsilon: float) -> np.ndarray:
@@ -39,14 +39,18 @@ def spectrum(kind: str, n: int, epsilon: float) -> np.ndarray:
     return np.r_[1.0, others[kind]]
 
 
-@pytest.mark.parametrize(("n", "steps", "epsilon"), [(24, 4, 0.25), (60, 5, 0.2)])
+@pytest.mark.parametrize(("n", "steps", "epsilon"), [(24, 4, 0.25), (60, 5, 0.2), (40, 3, 0.5)])
 @pytest.mark.parametrize("kind", ["chebyshev", "uniform", "crowded"])
 def test_underestimates_are_no_more_frequent_than_predicted(kind, n, steps, epsilon):
     predicted = failure_probability(n, steps, epsilon)
     assert 0.05 <= predicted <= 0.5
-    network = one_layer(torch.from_numpy(np.diag(np.sqrt(spectrum(kind, n, epsilon)))))
-    generator = torch.Generator().manual_seed(5)
-    values = [top_value(network, steps, generator) / sqrt(1 - epsilon) for _ in range(STARTS)]
+    eigenvalues = torch.from_numpy(spectrum(kind, n, epsilon))
+    values = []
+    for seed in range(STARTS):
+        process = Process(randn(1, n, seed=seed), steps)
+        while not process.done:
+            process.advance(eigenvalues * process.vector)
+        values.append(sqrt(process.ritz() / (1 - epsilon)))
     wrong = sum(value < 1.0 for value in values)
     assert wrong / STARTS <= predicted
     assert max(values) <= (1 + 1e-12) / sqrt(1 - epsilon)  # Ritz values lie below the norm
@@ -60,9 +64,10 @@ def test_underestimates_are_no_more_frequent_than_predicted(kind, n, steps, epsi
     probability=st.floats(1e-12, 0.5),
 )
 def test_required_steps_are_the_fewest_that_suffice(n, inflation, probability):
-    epsilon = lanczos.eigenvalue_gap(inflation)
+    epsilon = eigenvalue_gap(inflation)
     assert 1 / sqrt(1 - epsilon) == pytest.approx(1 + inflation)
     steps = required_steps(n, epsilon, probability)
+    assert steps == n or gap_left(n, steps, probability) <= epsilon * (1 + 1e-9)
     assert failure_probability(n, steps, epsilon) <= probability * (1 + 1e-9)
     assert steps == 1 or failure_probability(n, steps - 1, epsilon) >= probability * (1 - 1e-9)
 
@@ -78,14 +83,14 @@ def test_failure_probability_is_zero_only_when_the_space_is_exhausted():
 def test_as_many_steps_as_dimensions_give_the_norm(rows, columns, seed):
     """On the side of the input for tall matrices and of the output for wide ones."""
     matrix = randn(rows, columns, seed=seed)
-    value = top_value(one_layer(matrix), min(rows, columns), torch.Generator().manual_seed(seed))
+    value = top_value(one_layer(matrix), min(rows, columns), seed)
     assert value == pytest.approx(torch.linalg.matrix_norm(matrix, 2).item(), rel=1e-12)
 
 
 @pytest.mark.parametrize("rank", [0, 1, 3])
 def test_a_process_that_ends_early_has_found_the_norm(rank):
     matrix = randn(9, rank) @ randn(rank, 7, seed=1) if rank else torch.zeros(9, 7, dtype=torch.float64)
-    value = top_value(one_layer(matrix), 7, torch.Generator().manual_seed(0))
+    value = top_value(one_layer(matrix), 7, 0)
     assert value == pytest.approx(torch.linalg.matrix_norm(matrix, 2).item(), rel=1e-12, abs=0)
 
 
@@ -94,26 +99,37 @@ def test_all_pairs_of_a_network_ride_together_whatever_their_sizes_and_steps():
     dense = dense_maps(model, (7,)).transformed
     network = transformed(model.requires_grad_(False), (7,))
     steps = {pair: min(matrix.shape) for pair, matrix in dense.items()}
-    values = lanczos_values(network, steps, torch.Generator().manual_seed(1))
-    assert values.keys() == dense.keys()
+    processes = run_lanczos(network, steps, 1)
+    assert processes.keys() == dense.keys()
     for pair, matrix in dense.items():
-        assert values[pair] == pytest.approx(torch.linalg.matrix_norm(matrix, 2).item(), rel=1e-11)
+        assert sqrt(processes[pair].ritz()) == pytest.approx(torch.linalg.matrix_norm(matrix, 2).item(), rel=1e-11)
 
 
-def test_starts_are_fresh_unless_the_generator_is_the_same():
+def test_a_start_depends_on_the_seed_and_the_pair_only():
     network = one_layer(torch.diag(torch.linspace(0, 1, 50, dtype=torch.float64)))
-    generator = torch.Generator().manual_seed(0)
-    first, second = top_value(network, 3, generator), top_value(network, 3, generator)
-    assert first != second
-    assert top_value(network, 3, torch.Generator().manual_seed(0)) == first
+    first = top_value(network, 3, 0)
+    assert first != top_value(network, 3, 1)
+    assert first == top_value(network, 3, 0)
+    chain = transformed(dense_chain(30, 20, 25, 5).requires_grad_(False), (30,))
+    together = run_lanczos(chain, {(1, 0): 3, (2, 0): 3, (2, 1): 2}, 4)
+    alone = run_lanczos(chain, {(2, 0): 3}, 4)
+    assert alone[2, 0].ritz() == pytest.approx(together[2, 0].ritz(), rel=1e-12)
+    assert together[1, 0].ritz() != together[2, 0].ritz()
+
+
+def test_the_basis_stays_orthonormal():
+    """One pass is enough, since what A q has along the last two vectors is removed first."""
+    network = one_layer(torch.diag(torch.logspace(0, -8, 80, dtype=torch.float64)))
+    basis = run_lanczos(network, {(1, 0): 60}, 0)[1, 0]._basis
+    torch.testing.assert_close(basis @ basis.T, torch.eye(60, dtype=torch.float64), rtol=0, atol=1e-12)
 
 
 def test_the_upper_bound_grows_with_inexact_products_and_gives_up_in_time():
-    assert lanczos.upper_bound(1.0, 0.19, 0.0, 10) == pytest.approx(1 / 0.9, rel=1e-11)
-    assert lanczos.upper_bound(1.0, 0.19, 1e-10, 100) == pytest.approx((1 + 1e-5) / 0.9, rel=1e-9)
-    assert lanczos.upper_bound(1.0, 0.19, 1e-4, 100) == inf
+    assert Ritz(1.0, 1 / 0.9, 10).upper(0.0) == pytest.approx(1 / 0.9, rel=1e-11)
+    assert Ritz(1.0, 1 / 0.9, 100).upper(0.5e-10) == pytest.approx((1 + 1e-5) / 0.9, rel=1e-9)
+    assert Ritz(1.0, 1 / 0.9, 100).upper(0.5e-4) == inf
 
 
 def test_products_that_overflow_give_infinity():
     network = one_layer(torch.full((3, 3), 1e200, dtype=torch.float64))
-    assert top_value(network, 3, torch.Generator().manual_seed(0)) == inf
+    assert top_value(network, 3, 0) == inf

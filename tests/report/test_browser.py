@@ -1,8 +1,6 @@
 """The report in a real browser: no error, no request, the slider tells the truth, both themes, any width."""
 
 import json
-import shutil
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -11,27 +9,6 @@ from lipcert.certificate.stream import read_certificates
 from lipcert.runs import read_runs
 
 pytestmark = pytest.mark.browser
-FLAGS = (
-    "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--hide-scrollbars",
-)  # fmt: skip
-
-
-@pytest.fixture(scope="session")
-def browser():
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = shutil.which("chromium")
-    profile = tempfile.mkdtemp()
-    for flag in (*FLAGS, f"--user-data-dir={profile}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
-    yield driver
-    driver.quit()
-    shutil.rmtree(profile, ignore_errors=True)
 
 
 @pytest.fixture
@@ -99,9 +76,9 @@ def test_the_number_field_reads_off_the_certificates(opened, finished, part):
     for epsilon in (0.0, 0.1, 0.25, 0.5, 2.0, *exact, *(value * (1 + 1e-15) for value in exact)):
         type_epsilon(opened, repr(epsilon))
         count = int((radii >= epsilon).sum())
-        assert shown(opened, "certified", int(bool(part))) == (f"{100 * count / len(certificates):.2f}\u2009%", count)
+        assert shown(opened, "certified", int(bool(part))) == (f"{100 * count / len(certificates):.2f}\u202f%", count)
         attacked = run.attacked_at(epsilon)
-        assert shown(opened, "attacked", int(bool(part)))[0] == f"{100 * attacked:.2f}\u2009%"
+        assert shown(opened, "attacked", int(bool(part)))[0] == f"{100 * attacked:.2f}\u202f%"
     assert (radii == exact[1]).any()  # radii in the file are those of the page, to the last bit
 
 
@@ -116,7 +93,7 @@ def test_the_slider_moves_marker_field_and_numbers(opened, finished):
     epsilon = float(opened.find_element(By.ID, "epsilon").get_property("value"))
     assert epsilon > 0.25
     assert float(opened.find_element(By.ID, "marker").get_attribute("x1")) > before
-    assert shown(opened, "certified")[0] == f"{100 * certificates.certified_accuracy(epsilon):.2f}\u2009%"
+    assert shown(opened, "certified")[0] == f"{100 * certificates.certified_accuracy(epsilon):.2f}\u202f%"
     handle.send_keys(Keys.HOME)
     assert shown(opened, "certified")[1] == int(certificates.correct.sum())
 

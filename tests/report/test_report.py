@@ -37,7 +37,7 @@ def test_the_page_says_what_the_folder_holds(page, finished):
     lead = document.text_of("header")
     median = float(certificates.radius.median())
     for share in (certificates.clean_accuracy, certificates.certified_accuracy(0.25), summary["at"][0]["attacked"]):
-        assert f"{100 * share:.1f}\u2009%" in lead
+        assert f"{100 * share:.1f}\u202f%" in lead
     assert f"{median:.3g} or more" in lead
     assert "The same network trained for accuracy only, digits (standard)" in lead
     repeat = document.text_of("repeat")
@@ -91,7 +91,7 @@ def test_several_runs_stand_side_by_side(finished, run, tmp_path, undrawn):
     assert [c for c in table.columns if "certified" in c] == [f"certified at ε = {eps}" for eps in (0.25, 0.4, 0.5)]
     certificates = read_certificates(run / "certificates.csv")
     row = dict(zip(table.columns, table.rows[0], strict=True))
-    assert row["certified at ε = 0.4"] == f"{100 * certificates.certified_accuracy(0.4):.2f}\u2009%"
+    assert row["certified at ε = 0.4"] == f"{100 * certificates.certified_accuracy(0.4):.2f}\u202f%"
     page = write_report([run, finished], tmp_path / "out")
     document = parse(page)
     assert page == tmp_path / "out" / "report.html"
@@ -104,6 +104,10 @@ def test_several_runs_stand_side_by_side(finished, run, tmp_path, undrawn):
 def test_the_table_says_how_many_inputs_were_attacked(finished, run):
     table = compare(read_runs([finished]))
     assert [row[table.columns.index("inputs attacked")] for row in table.rows] == ["80 of 359", "80 of 359"]
+    for row in table.rows:
+        cell = row[table.columns.index("attacked at ε = 0.25")]
+        certified, attacked, clean = (float(part.rstrip("%\u202f ")) for part in cell.split("≤"))
+        assert certified <= attacked <= clean
     (run / "attacks.csv").unlink()
     assert not any("attacked" in column for column in compare(read_runs([run])).columns)
 
@@ -202,15 +206,15 @@ def test_names_from_the_outside_cannot_become_markup(run, undrawn):
 
 
 def test_tables():
-    table = TextTable("", ["run", "at ε = 0.5"], [["a_b|c", "50\u2009%"], ["d & e", "–"]], words=1)
+    table = TextTable("", ["run", "at ε = 0.5"], [["a_b|c", "50\u202f%"], ["d & e", "–"]], words=1)
     assert table.markdown() == (
-        "| run | at ε = 0.5 |\n| :--- | ---: |\n| a_b\\|c | 50\u2009% |\n| d & e | – |\n"
+        "| run | at ε = 0.5 |\n| :--- | ---: |\n| a_b\\|c | 50\u202f% |\n| d & e | – |\n"
     )  # fmt: skip
     assert table.latex().splitlines() == [
         r"\begin{tabular}{lr}", r"\toprule", r"run & at $\varepsilon$ = 0.5 \\", r"\midrule", r"a\_b|c & 50\,\% \\",
         r"d \& e & -- \\", r"\bottomrule", r"\end{tabular}",
     ]  # fmt: skip
-    assert [duration(s) for s in (3.14159, 600, 9000)] == ["3.14\u2009s", "10\u2009min", "2.5\u2009h"]
+    assert [duration(s) for s in (3.14159, 600, 9000)] == ["3.14\u202fs", "10\u202fmin", "2.5\u202fh"]
 
 
 def test_the_command_writes_the_page_and_prints_the_table(finished, tmp_path, undrawn):

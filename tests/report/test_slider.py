@@ -48,5 +48,9 @@ def test_numbers_are_those_of_the_files(finished):
     assert numbers["radii"] == sorted(certificates.radius[certificates.correct].tolist())
     assert numbers["count"] == len(certificates)
     assert numbers["attacked"] == len(run.distance)
+    proved = sum(radius >= 0.25 for radius in numbers["attacked_radii"])
+    if numbers["attacked"] < numbers["count"]:
+        assert proved / numbers["attacked"] <= run.attacked_at(0.25) <= numbers["survivors"] / numbers["attacked"]
+        assert proved > 0
     left = numbers["survivors"] - sum(distance <= 0.25 for distance in numbers["distances"])
     assert left / numbers["attacked"] == pytest.approx(run.attacked_at(0.25))

@@ -70,10 +70,12 @@ def test_no_name_is_cut_in_a_narrow_terminal(columns, monkeypatch):
 def test_no_number_is_cut_in_a_narrow_terminal():
     numbers = ["crm", *(f"{k}1.2345%" for k in range(1, 8))]
     table = TextTable("accuracies", [f"certified at {k}" for k in range(8)], [numbers], "a note")
-    console = Console(width=60, record=True, file=io.StringIO())
-    console.print(table.rich())
-    lines = [line.split("│")[1:-1] for line in console.export_text().splitlines() if line.startswith("│")]
-    assert ["".join(parts).strip().replace(" ", "") for parts in zip(*lines, strict=True)] == numbers
+    for width in (40, 60, 160):
+        console = Console(width=width, record=True, file=io.StringIO())
+        console.print(table.rich())
+        text = console.export_text()
+        assert all(number in text for number in numbers)
+        assert max(map(len, text.splitlines())) <= width
 
 
 def test_tables_in_files_are_wide():

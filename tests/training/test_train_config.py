@@ -7,6 +7,7 @@ import torch
 from runs import tiny
 from torch import nn
 
+from lipcert.data import load
 from lipcert.errors import ConfigError
 from lipcert.models import zoo
 from lipcert.training import TrainConfig, presets
@@ -132,7 +133,7 @@ def test_errors_of_presets_and_files(tmp_path):
 
 def test_initial_weights_depend_on_the_seed_only():
     first, second, other = (
-        build_model(tiny("model=2C2F", f"seed={seed}"), (1, 8, 8), 10).state_dict() for seed in (1, 1, 2)
+        Prepared.of(tiny("model=2C2F", f"seed={seed}"), load("digits")).model.state_dict() for seed in (1, 1, 2)
     )
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert not torch.equal(first["0.weight"], other["0.weight"])

@@ -1,6 +1,7 @@
 """Runs: what they reach, what they leave, how they fail."""
 
 import json
+import sys
 
 import pytest
 import torch
@@ -12,9 +13,11 @@ from lipcert import data
 from lipcert.errors import ConfigError, DivergenceError, LipcertError, OptionError, ResumeError
 from lipcert.losses import Loss
 from lipcert.models import load_model
+from lipcert.resources import bfloat16_works
 from lipcert.training import loop, resume, run
 from lipcert.training.checkpoint import read_checkpoint
 from lipcert.training.loop import Training
+from lipcert.training.muon import KernelMuon
 from lipcert.training.objective import Prepared, objective
 from lipcert.training.optimizers import build_optimizers
 
@@ -93,6 +96,15 @@ def test_clipping_limits_the_gradient(tmp_path):
     assert max(norms) == pytest.approx(0.01, rel=1e-3)
 
 
+def test_mixed_precision_needs_a_processor_that_has_it(tmp_path):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "bfloat16_works", lambda: False)
+        with pytest.raises(ConfigError, match=r"precision is bf16-mixed, but this processor cannot .* use 32-true"):
+            lipcert.train(tiny("precision=bf16-mixed"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(not bfloat16_works(), reason="this processor cannot multiply bfloat16 numbers")
 def test_mixed_precision_is_for_the_forward_pass_only(tmp_path):
     config = tiny("precision=bf16-mixed", "warmup_epochs=0")
     with run._fabric(config) as fabric:
@@ -203,6 +215,13 @@ def test_all_files_of_a_run_have_the_same_permissions(tmp_path):
     assert set(modes.values()) == {(tmp_path / "plain").stat().st_mode}
 
 
+def test_a_missing_tensorboard_is_said_before_the_run(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ConfigError, match=r"TensorBoard is not installed; pip install 'lipcert\[tensorboard\]'"):
+        lipcert.train(tiny("tensorboard=true"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_tensorboard(tmp_path):
     pytest.importorskip("tensorboard")
     lipcert.train(tiny("tensorboard=true"), tmp_path)
@@ -215,7 +234,7 @@ def test_muon_moves_the_matrices_of_dense_layers_and_adam_everything_else():
     scales = [nn.Parameter(torch.zeros(20))]
     adam, muon = build_optimizers(config, model, scales)
     assert isinstance(adam, torch.optim.Adam)
-    assert isinstance(muon, torch.optim.Muon)
+    assert isinstance(muon, KernelMuon)
     moved = [id(p) for group in muon.param_groups for p in group["params"]]
     assert moved == [id(model[3].weight), id(model[5].weight)]
     (rest, learned) = adam.param_groups

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lipcert.bounds.bound_files import base_path, read_bound, write_bound
 from lipcert.bounds.fingerprint import fingerprint
 from lipcert.bounds.targets import TARGETS, find_target
-from lipcert.errors import BoundError
+from lipcert.errors import BoundError, OptionError
 from lipcert.files import tensors_digest
 from lipcert.network.build import trace
 from lipcert.network.normal_form import Network
@@ -127,8 +127,8 @@ class Bound(Shown):
         network = model if isinstance(model, Network) else trace(model, self.facts.input_shape)
         if not self.belongs_to(network):
             raise BoundError(
-                "the bound was made for other weights or another program: the model has changed since, or was in "
-                "another dtype or mode; compute it again with lipcert.bound"
+                "the bound was made for other weights or another program: the model has changed since, or an operator "
+                "of your own that it calls, or was in another dtype or mode; compute it again with lipcert.bound"
             )
         if self._digest() != self._numbers_digest:
             raise BoundError(
@@ -182,6 +182,12 @@ class Bound(Shown):
             f"Bound({self.mean:.6g}{shape}, method={self.method!r}, target={self.target!r}, {self.guarantee}, "
             f"{self.seconds:.1f} s)"
         )
+
+    def __float__(self) -> float:
+        if self.value.dim():
+            problem = f"the bound has {self.value.numel()} constants, of shape {tuple(self.value.shape)}"
+            raise OptionError(f"{problem}; take one from .value, or their .mean")
+        return float(self.value)
 
     @property
     def mean(self) -> float:

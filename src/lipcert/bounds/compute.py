@@ -17,7 +17,7 @@ from lipcert.bounds.fingerprint import check_finite, fingerprint
 from lipcert.bounds.fit import FitOptions
 from lipcert.bounds.forms import Form, smallest_prefixes
 from lipcert.bounds.methods import Method, Task, find_method
-from lipcert.bounds.targets import Target, find_target
+from lipcert.bounds.targets import Target, default_target, find_target
 from lipcert.network.build import trace
 from lipcert.network.capture import LOCK
 from lipcert.network.normal_form import Network
@@ -33,7 +33,7 @@ def bound(
     model: nn.Module,
     input_shape: tuple[int, ...],
     method: str = "liplt",
-    target: str = "pairwise",
+    target: str | None = None,
     *,
     options: NormOptions | None = None,
     fit: FitOptions | None = None,
@@ -49,7 +49,7 @@ def bound(
         input_shape: shape of one input, without the batch axis.
         method: "naive", "liplt", "rescaled" (LipLT in better coordinates), "lt-sdp" (where matrices fit into memory),
             "lipsdp" (small networks), or "best", which combines all of them.
-        target: "network", "per-class", "last-layer" or "pairwise".
+        target: "network", "per-class", "last-layer" or "pairwise"; if not given, pairwise, or network without logits.
         options: how the norms are bounded.
         fit: how the coordinates of "rescaled" and "best" are found.
         progress: called with what is being done and the fraction done.
@@ -59,7 +59,8 @@ def bound(
         >>> lipcert.bound(model, (4,)).value.shape
         torch.Size([3, 3])
     """
-    return bound_targets(model, input_shape, method, (target,), options=options, fit=fit, progress=progress)[target]
+    made = bound_targets(model, input_shape, method, (target,), options=options, fit=fit, progress=progress)
+    return next(iter(made.values()))
 
 
 def stored_bound(
@@ -96,7 +97,7 @@ def bound_targets(
     model: nn.Module,
     input_shape: tuple[int, ...],
     method: str,
-    targets: Sequence[str],
+    targets: Sequence[str | None],
     *,
     options: NormOptions | None = None,
     fit: FitOptions | None = None,
@@ -107,8 +108,9 @@ def bound_targets(
 
     `network` is the trace of the model, if it is there already.
     """
-    chosen, wanted = find_method(method), [find_target(name) for name in targets]
-    network, promised = network or trace(model, input_shape), promised_program(model, input_shape)
+    chosen, network = find_method(method), network or trace(model, input_shape)
+    wanted = [find_target(name or default_target(network)) for name in targets]
+    promised = promised_program(model, input_shape)
     return bound_network(network, chosen, wanted, options=options, fit=fit, promised=promised, progress=progress)
 
 
@@ -183,7 +185,7 @@ def _bound(task: Task, method: Method, target: Target, digest: str) -> Bound:
         target=target.name,
         guarantee=guarantee,
         failure_probability=probability,
-        inflation=max(form.norms.inflation for form in forms),
+        inflation=numbers.inflation,
         seconds=0.0,
         input_shape=task.program.input_shape,
         sites=numbers.sites,
@@ -201,6 +203,7 @@ class _Numbers:
     shares: Tensor
     sites: tuple[str, ...]
     winners: dict[str, str]
+    inflation: float
 
 
 @torch.no_grad()
@@ -212,10 +215,12 @@ def _numbers(forms: Sequence[Form], target: Target, others: Mapping[str, Tensor]
     prefixes = smallest_prefixes(forms)
     methods: list[str] = []
     values: list[Tensor] = []
+    inflation = 0.0
     best: tuple[float, Tensor, Form] | None = None
     for count, (form, m) in enumerate(zip(forms, prefixes.forms, strict=True)):
         shares = form.shares(target, m, partial(progress, f"rows {count + 1}/{len(forms)}"))
         total = shares.sum(0)
+        inflation = max(inflation, form.inflation(target, shares, m))
         methods.append(form.method)
         values.append(total * (1 + gamma(4 * (len(shares) + 2))))
         mean = float(target.mean(total))
@@ -232,7 +237,7 @@ def _numbers(forms: Sequence[Form], target: Target, others: Mapping[str, Tensor]
     winners: dict[str, str] = {}
     if len(methods) > 1:
         winners = prefixes.winners | _winning_methods(methods, winner, target)
-    return _Numbers(tails, forms[0].between(), shares, tuple(best[2].names), winners)
+    return _Numbers(tails, forms[0].between(), shares, tuple(best[2].names), winners, inflation)
 
 
 def _winning_methods(names: Sequence[str], winner: Tensor, target: Target) -> dict[str, str]:

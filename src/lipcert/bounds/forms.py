@@ -14,19 +14,21 @@ from math import inf, sqrt
 import torch
 from torch import Tensor
 
-from lipcert.bounds.recursion import bound_between, bound_prefix, norm_matrix
+from lipcert.bounds.recursion import bound_between, bound_prefix, norm_matrix, prefix_constants
 from lipcert.bounds.targets import Target
 from lipcert.network.normal_form import Network
 from lipcert.network.program import Live
 from lipcert.network.rewrites import liplt_lines, loop_transform, naive_lines, rescale
+from lipcert.norms.budget import Guide, passed_sites
 from lipcert.norms.certified import CertifiedNorms, NormOptions, bound_norms
 from lipcert.norms.product_errors import ProductErrors
 from lipcert.norms.rows import flat_rows, per_row, row_norms
 from lipcert.progress import Progress, Report
-from lipcert.rounding import gamma, up_product
+from lipcert.rounding import gamma, round_up, up_product
 
 _ROUNDS = 8
 _SMALLEST_RADIUS = 2.0**-60
+_TINY = 1e-300
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +86,21 @@ class Form:
         """m_0..m_n by the recursion, none above its limit, rounded up."""
         return bound_prefix(self.inner, limits)
 
+    def inflation(self, target: Target, shares: Tensor, m: Tensor) -> float:
+        """By how much the norms' bounds can have enlarged the values of a target, at most, from the shares of sites."""
+        if not self.norms.randomised:
+            return 0.0
+        last = self.network.depth + 1
+        values = torch.tensor(list(self.norms.lower.values()), dtype=torch.float64)
+        lower = norm_matrix(list(self.norms.lower), values, last + 1)
+        reached = prefix_constants(lower[:last, :last]) / m
+        if target.whole_output:
+            reached = reached * lower[last, :last] / self.matrix[last, :last].clamp(min=_TINY)
+        total = shares.sum(0)
+        least = (shares * per_row(reached, shares)).sum(0)
+        ratios = torch.where(total > 0, total / least.clamp(min=_TINY), 1.0)
+        return max(float(ratios.max()) - 1, 0.0)
+
     def shares(self, target: Target, m: Tensor, report: Report) -> Tensor:
         """(n+1, …): what every site adds to each value of a target, ‖B_{n+1,i}‖ m_i by its functionals, rounded up."""
         norms = self.output_norms(target)
@@ -132,15 +149,13 @@ class Form:
 def output_rows(network: Network, errors: ProductErrors) -> Iterator[tuple[int, Tensor, float]]:
     """For the sites i that the output depends on, from the last one: i, the rows of B_{n+1,i}, and their errors."""
     classes, last = network.classes, network.depth + 1
-    pulled = network.pull(last, torch.eye(classes, dtype=torch.float64, device=network.device))
+    seed = torch.eye(classes, dtype=torch.float64, device=network.device)
     errors = errors.copy()
-    for i in reversed(range(last)):
-        rows, pulled[i] = pulled[i], None
-        if rows is not None:
-            error = errors.error((last, i))
-            yield i, rows, error
-            frobenius = float(row_norms(rows).square().sum().sqrt())
-            errors.know((last, i), frobenius * (1 + 1e-9) + sqrt(classes) * error)
+    for i, rows in network.pull_each(last, seed):
+        error = errors.error((last, i))
+        yield i, rows, error
+        frobenius = float(row_norms(rows).square().sum().sqrt())
+        errors.know((last, i), frobenius * (1 + 1e-9) + sqrt(classes) * error)
 
 
 def _bound_rows(network: Network, target: Target, errors: ProductErrors) -> Tensor:
@@ -159,10 +174,11 @@ def make_form(
     options: NormOptions,
     progress: Progress,
     scales: Mapping[str, Tensor] | None = None,
+    rough: Network | None = None,
 ) -> Form:
     """A float64 network, loop-transformed unless the method is "naive", with norms up to site `last`.
 
-    `scales` are diagonals by the names of their sites.
+    `scales` are diagonals by the names of their sites; `rough` is the network in the model's own precision.
     """
     lines = naive_lines(base) if method == "naive" else liplt_lines(base, up=True)
     diagonals: dict[int, Tensor] = {}
@@ -176,7 +192,17 @@ def make_form(
         lines[site] = centre, radius
         radii.append(radius)
     network = _rescaled(loop_transform(base, lines), diagonals)
-    return Form(method, network, base, bound_norms(network, last, options, progress), radii, diagonals)
+    passing = {}
+    for site in passed_sites(base):
+        passing[site] = round_up(_largest(lines[site][0]) / radii[site])
+    guide = Guide(_rescaled(loop_transform(rough or base, lines), diagonals), passing)
+    norms = bound_norms(network, last, options, progress, guide)
+    return Form(method, network, base, norms, radii, diagonals)
+
+
+def _largest(centre: float | Live) -> float:
+    """max |C|."""
+    return abs(centre) if isinstance(centre, float) else float(centre().abs().max())
 
 
 def _positive(radius: float | Live) -> float:

@@ -3,5 +3,6 @@
 from lipcert.certificate.certificates import Certificates
 from lipcert.certificate.certify import Certifier, certify
 from lipcert.certificate.classifier import CertifiedClassifier
+from lipcert.certificate.metric import CertifiedAccuracy
 
-__all__ = ["Certificates", "CertifiedClassifier", "Certifier", "certify"]
+__all__ = ["Certificates", "CertifiedAccuracy", "CertifiedClassifier", "Certifier", "certify"]

@@ -14,11 +14,11 @@ from lipcert.shown import Shown
 
 @dataclass(frozen=True, eq=False)
 class Certificates(Shown):
-    """Predictions with certified l2 radii, one entry per input.
+    """Predictions with certified radii, one entry per input.
 
     prediction: class that the model returns. margin: its logit minus the next largest, as computed.
     radius: no input closer than this changes the prediction of the model as executed; float64, 0 if nothing is known.
-    label: true classes, if given. guarantee: that of the bound.
+    label: true classes, if given. guarantee: that of the bound. norm: of the distances, 2 or ∞.
     """
 
     prediction: Tensor
@@ -26,6 +26,7 @@ class Certificates(Shown):
     radius: Tensor
     guarantee: str
     label: Tensor | None = None
+    norm: float = 2.0
 
     def __len__(self) -> int:
         return len(self.prediction)
@@ -64,4 +65,5 @@ def concatenate(batches: Sequence[Certificates]) -> Certificates:
         torch.cat([batch.radius for batch in batches]),
         batches[0].guarantee,
         torch.cat(labels) if len(labels) == len(batches) else None,
+        batches[0].norm,
     )

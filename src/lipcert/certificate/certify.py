@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Sized
-from math import ceil, inf
 from typing import NoReturn
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -14,9 +11,11 @@ from lipcert.bounds.bound import Bound
 from lipcert.bounds.compute import bound_network
 from lipcert.bounds.fingerprint import check_finite
 from lipcert.bounds.methods import find_method
-from lipcert.bounds.targets import find_target
+from lipcert.bounds.targets import default_target, find_target
+from lipcert.certificate.binary import has_one_logit, with_two_logits
 from lipcert.certificate.certificates import Certificates, concatenate
 from lipcert.certificate.error_pass import ErrorPass
+from lipcert.certificate.inputs import Inputs, Labels, batch_count, batches_of, from_numpy
 from lipcert.certificate.propagation import LARGEST, rounding_model
 from lipcert.certificate.requirements import (
     check_arithmetic,
@@ -24,20 +23,21 @@ from lipcert.certificate.requirements import (
     check_dense,
     check_finite_inputs,
     check_input,
-    check_label_count,
     check_labels,
+    check_operators,
 )
 from lipcert.certificate.stages import stage_bounds
-from lipcert.errors import ModelError, NonFiniteError, OptionError, ShapeError
+from lipcert.errors import NonFiniteError, OptionError
 from lipcert.network.build import normal_form, trace
 from lipcert.network.capture import LOCK
 from lipcert.network.normal_form import Network
+from lipcert.network.probes import probes
 from lipcert.progress import Progress, no_progress
 from lipcert.rounding import denormals_kept
 
-_ROUND_DOWN = 1 - 2.0**-45
-
-Inputs = Tensor | Iterable[Tensor | Sequence[Tensor]]
+# Tensors, because exporters write the numbers of Python in float32, in which the first would be 1 and the second 0.
+_ROUND_DOWN = torch.tensor(1 - 2.0**-45, dtype=torch.float64)
+_TINY = torch.tensor(torch.finfo(torch.float64).tiny, dtype=torch.float64)
 
 
 class Certifier:
@@ -63,15 +63,13 @@ class Certifier:
             traced = trace(traced, bound.facts.input_shape)
         check_arithmetic(traced.dtype, traced.device)
         check_finite(traced.program)
+        self.probes = probes(traced.program)
         bound.check_belongs(traced)
+        if has_one_logit(traced):
+            traced, bound = with_two_logits(traced, bound)
         check_covered(traced)
         self.bound = bound
         self.classes = traced.classes
-        if self.classes == 1:
-            raise ModelError(
-                "the model has one logit, which leaves nothing to certify; for two classes, give it a second logit, "
-                "such as a constant 0"
-            )
         program = traced.program.frozen()
         check_finite(program)
         self.network = normal_form(program, check=False)
@@ -87,6 +85,15 @@ class Certifier:
             )
         self.error_pass = ErrorPass(self.network, stages)
 
+    @property
+    def fingerprint(self) -> str:
+        """That of the program and its tensors."""
+        return self.bound.facts.fingerprint
+
+    @property
+    def guarantee(self) -> str:
+        return self.bound.guarantee
+
     def certify(self, x: Tensor, first: int = 0, label: Tensor | None = None) -> Certificates:
         """Certificates of one batch; `first` is the index of its first input, for messages."""
         check_arithmetic(self.network.dtype, self.network.device)
@@ -101,6 +108,7 @@ class Certifier:
         execution = self.error_pass.execute(x).cpu()
         if not float(execution.largest) <= LARGEST[self.network.dtype]:
             self._refuse_overflow(x, first)
+        check_operators(self.network.program, self.probes)
         logits = execution.logits.double()
         prediction = logits.argmax(1)
         errors = self.rounding.errors(execution, prediction)
@@ -128,7 +136,7 @@ def certified_radius(margins: Tensor, errors: Tensor, constants: Tensor, predict
     the errors do, because they contain a rounding of the logits themselves.
     """
     slack = (margins - errors).clamp(min=0)
-    ratios = torch.where(slack > 0, slack / constants.clamp(min=torch.finfo(torch.float64).tiny), 0.0)
+    ratios = torch.where(slack > 0, slack / torch.maximum(constants, _TINY), 0.0)
     return _smallest_other(ratios, prediction) * _ROUND_DOWN
 
 
@@ -142,27 +150,30 @@ def certify(
     x: Inputs,
     bound: Bound | None = None,
     *,
-    labels: Tensor | None = None,
+    labels: Labels | None = None,
     batch_size: int = 256,
     progress: Progress = no_progress,
 ) -> Certificates:
     """Certified l2 radii for inputs or for a loader of inputs, or of (inputs, labels).
 
+    A model with one logit is a classifier too: its class is 1 where the logit is positive and 0 elsewhere.
+
     Args:
         model: in eval mode; normalisation belongs inside, so that radii are in the units of its input.
-        x: a batch of inputs, or an iterable of batches.
-        bound: from `lipcert.bound`; computed (method "liplt", target "pairwise") if not given.
-        labels: true classes for a single tensor of inputs.
+        x: a batch of inputs as a tensor or an array, a torch data set, or an iterable of batches.
+        bound: from `lipcert.bound`; computed (method "liplt") if not given.
+        labels: true classes for a single batch of inputs.
         batch_size: how many inputs run at a time.
         progress: called with what is being done and the fraction done.
     """
     if not isinstance(batch_size, int) or batch_size < 1:
         raise OptionError(f"batch_size is {batch_size}, expected 1 or more")
-    total = _batch_count(x, batch_size)
+    x, true = from_numpy(x, model), from_numpy(labels)
+    total = batch_count(x, batch_size)
     certifier: Certifier | None = None
     certificates: list[Certificates] = []
     done = 0
-    for inputs, label in _batches(x, labels, batch_size):
+    for inputs, label in batches_of(x, true, batch_size):
         if certifier is None:
             certifier = _certifier(model, inputs, bound, progress)
         certificates.append(certifier.certify(inputs, done, label))
@@ -177,40 +188,7 @@ def _certifier(model: nn.Module, inputs: Tensor, bound: Bound | None, progress: 
     """The model is captured once, for its bound and for certifying."""
     if bound is not None:
         return Certifier(model, bound)
+    check_dense(inputs)
     network = trace(model, tuple(inputs.shape[1:]))
-    method, target = find_method("liplt"), find_target("pairwise")
+    method, target = find_method("liplt"), find_target(default_target(network))
     return Certifier(network, bound_network(network, method, [target], progress=progress)[target.name])
-
-
-def _batch_count(x: Inputs, size: int) -> float:
-    """How many batches there will be; infinite if a loader does not tell."""
-    if isinstance(x, Tensor):
-        return max(1, ceil(len(x) / size))
-    if isinstance(x, Sized):
-        return max(1, len(x))
-    return inf
-
-
-def _batches(x: Inputs, labels: Tensor | None, size: int) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Inputs and their labels, if there are any, from a tensor or from a loader."""
-    if isinstance(x, np.ndarray):
-        raise ShapeError("inputs are a numpy array, expected a tensor; use torch.from_numpy(x)")
-    if isinstance(x, Tensor):
-        check_dense(x)
-        if labels is not None:
-            check_label_count(labels, len(x))
-        for first in range(0, len(x), size):
-            batch = slice(first, first + size)
-            yield x[batch], None if labels is None else labels[batch]
-        return
-    if labels is not None:
-        raise OptionError("labels go with a tensor of inputs; let the loader give (inputs, labels) instead")
-    if not isinstance(x, Iterable):
-        raise ShapeError(f"inputs are {type(x).__name__}, expected a tensor or a loader of tensors")
-    for given in x:
-        if isinstance(given, Tensor):
-            yield given, None
-        elif isinstance(given, list | tuple) and len(given) == 2:
-            yield given[0], given[1]
-        else:
-            raise ShapeError(f"the loader gives {type(given).__name__}, expected inputs or (inputs, labels)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +12,11 @@ from torch import Tensor, nn
 from lipcert.bounds.bound import Bound
 from lipcert.certificate.certify import Certifier, certified_radius
 from lipcert.certificate.propagation import LARGEST
-from lipcert.certificate.requirements import check_arithmetic, check_input
+from lipcert.certificate.requirements import check_arithmetic, check_input, check_operators
 from lipcert.errors import NonFiniteError
 from lipcert.network.normal_form import Network
+
+_ROUND_UP = torch.tensor(1 + 1e-12, dtype=torch.float64)  # exporters write the numbers of Python in float32
 
 
 class CertifiedClassifier(nn.Module):
@@ -42,16 +45,43 @@ class CertifiedClassifier(nn.Module):
         errors = certifier.rounding.errors_from(reference)
         self._bound = bound
         self._dtype = network.dtype
-        self._reach = certifier.rounding.reach
+        program, before = network.program, certifier.probes
+        self._check_operators = (lambda: check_operators(program, before)) if before else None
         # In tuples, not as parts of the module: a state dict could replace them, or a conversion make them too small.
         self._program = (network.program.module(),)
-        numbers = (certifier.constants, errors, certifier.rounding.growth)
+        reach = torch.tensor(certifier.rounding.reach, dtype=torch.float64)
+        numbers = (certifier.constants, errors, certifier.rounding.growth, reach)
         self._numbers = tuple(number.to(network.device) for number in numbers)
 
     @property
     def guarantee(self) -> str:
         """The guarantee of the bound."""
         return self._bound.guarantee
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return self._bound.facts.input_shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which it computes; radii are float64."""
+        return self._dtype
+
+    @property
+    def fingerprint(self) -> str:
+        """That of the program and the weights that the bound was made for."""
+        return self._bound.facts.fingerprint
+
+    def to_onnx(self, path: str | Path) -> Path:
+        """Write an ONNX file (opset 18) with the input `input` and the outputs `logits` and `radius`; returns its path.
+
+        It is compared with this module by onnxruntime. Its radii hold in IEEE arithmetic whatever the order of sums;
+        a runtime with fused or reduced-precision kernels is not covered.
+        """
+        from lipcert.certificate.onnx_writing import write_onnx
+
+        write_onnx(self, Path(path))
+        return Path(path)
 
     @property
     def constants(self) -> Tensor:
@@ -63,18 +93,19 @@ class CertifiedClassifier(nn.Module):
         check_input(x, self._bound.facts.input_shape, self._dtype)
         if not torch.compiler.is_compiling():
             check_arithmetic(self._dtype, x.device)
-        constants, reference_errors, growth = self._numbers
-        distance = torch.linalg.vector_norm(x.reshape(x.shape[0], prod(x.shape[1:])).double(), dim=1)[:, None] * (
-            1 + 1e-12
-        )
+        constants, reference_errors, growth, reach = self._numbers
+        rows = x.reshape(x.shape[0], prod(x.shape[1:])).double()
+        distance = torch.linalg.vector_norm(rows, dim=1)[:, None] * _ROUND_UP
         logits: Tensor = self._program[0](x)
+        if self._check_operators and not torch.compiler.is_compiling():
+            self._check_operators()
         wide = logits.double()
         prediction = wide.argmax(1)
         margins = wide.gather(1, prediction[:, None]) - wide
         errors = 2 * (reference_errors[prediction] + growth[prediction] * distance)
-        radius = certified_radius(margins, errors, constants[prediction], prediction).clamp(max=self._reach)
-        in_range = torch.isfinite(wide).all(1) & (distance[:, 0] < self._reach)
-        return logits, torch.where(in_range, radius, 0.0)
+        radius = certified_radius(margins, errors, constants[prediction], prediction)
+        in_range = torch.isfinite(wide).all(1) & (distance[:, 0] < reach)
+        return logits, torch.where(in_range, torch.minimum(radius, reach), 0.0)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> CertifiedClassifier:
         """Moves to other devices; the types of all tensors stay, for the certificates are about them."""

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from lipcert.errors import LabelError, NonFiniteError, OptionError, ShapeError, UnsupportedError, UnsupportedNode
+from lipcert.errors import (
+    BoundError,
+    LabelError,
+    NonFiniteError,
+    OptionError,
+    ShapeError,
+    UnsupportedError,
+    UnsupportedNode,
+)
 from lipcert.network.normal_form import Network
+from lipcert.network.probes import probes
+from lipcert.network.program import Program
 
 
 def check_covered(network: Network) -> None:
@@ -23,10 +36,20 @@ def check_covered(network: Network) -> None:
         raise UnsupportedError([UnsupportedNode(name, "rule", reason + remedy) for name, remedy in remedies.items()])
 
 
+def check_operators(program: Program, before: Sequence[tuple[str, str]]) -> None:
+    """Refuse operators that do not compute any more what they computed `before` (see `probes`), naming the first."""
+    if not before:
+        return
+    for (name, value), (_, now) in zip(before, probes(program), strict=True):
+        if now != value:
+            raise BoundError(
+                f"the operator {name} is not torch's own, and computes something else than when the bound was checked: "
+                "it must not depend on what changes; compute the bound again with lipcert.bound"
+            )
+
+
 def check_input(x: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     """Refuse inputs of another shape or type than the model's."""
-    if not isinstance(x, Tensor):
-        raise ShapeError(f"inputs are {type(x).__name__}, expected a tensor; torch.stack makes one of several images")
     check_dense(x)
     if tuple(x.shape[1:]) != shape:
         hint = "; a single input needs a batch axis, x[None]" if tuple(x.shape) == shape else ""
@@ -36,8 +59,12 @@ def check_input(x: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         raise ShapeError(f"inputs have dtype {x.dtype}, the model computes in {dtype}; use {remedy}")
 
 
-def check_dense(x: Tensor) -> None:
-    """Refuse tensors that are sparse, or that have no values."""
+def check_dense(x: Any) -> None:
+    """Refuse what is not a tensor, and tensors that are nested or sparse, or that have no values."""
+    if not isinstance(x, Tensor):
+        raise ShapeError(f"inputs are {type(x).__name__}, expected a tensor; torch.stack makes one of several images")
+    if x.is_nested:
+        raise ShapeError("inputs are a nested tensor; use torch.stack(x.unbind()), if its parts have one shape")
     if x.layout != torch.strided or x.is_meta:
         raise ShapeError("inputs are sparse or on the meta device; use dense tensors with values")
 

@@ -106,7 +106,7 @@ def stage_bounds(network: Network, exact: Network) -> Stages:
             norms[v] += mu * maps[u]
             grown[v] += carried[-1] * grown[u] + (roundoff * mu + small) * maps[u]
         measured = before[v] and any(op.weighted for _, op in users[v])
-        lost = _lost(node, roundings, network.dtype)
+        lost = underflow_loss(node, roundings, network.dtype)
         edge_numbers = (tuple(carried), tuple(sums), tuple(flushed))
         nodes.append(NodeBounds(*edge_numbers, _offset_norm(node), roundoff, lost, v in coarse, measured))
     return _collect(exact, nodes, maps, grown, norms)
@@ -136,7 +136,7 @@ def _flushed(op: LinearOp, dtype: torch.dtype) -> float:
     return torch.finfo(dtype).tiny * sqrt(prod(op.in_shape) * prod(op.out_shape))
 
 
-def _lost(node: Node, roundings: int, dtype: torch.dtype) -> float:
+def underflow_loss(node: Node, roundings: int, dtype: torch.dtype) -> float:
     """What an entry loses where products and operands underflow; in products of three, times a factor of up to 16."""
     if roundings == 0:
         return 0.0

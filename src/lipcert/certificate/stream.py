@@ -9,13 +9,12 @@ import os
 from collections.abc import Callable
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from lipcert.certificate.certificates import Certificates, concatenate
-from lipcert.certificate.certify import Certifier
 from lipcert.errors import ResumeError
 from lipcert.files import replace_file
 from lipcert.progress import Progress, no_progress
@@ -25,8 +24,20 @@ Batch = Callable[[int, int], tuple[Tensor, Tensor]]
 """Inputs and labels from one index up to another."""
 
 
+class BatchCertifier(Protocol):
+    """What certifies batches of a model that its fingerprint names."""
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    @property
+    def guarantee(self) -> str: ...
+
+    def certify(self, x: Tensor, first: int = 0, label: Tensor | None = None) -> Certificates: ...
+
+
 def certify_to_csv(
-    certifier: Certifier,
+    certifier: BatchCertifier,
     batch: Batch,
     count: int,
     path: str | Path,
@@ -43,13 +54,13 @@ def certify_to_csv(
     and so is one whose rows were changed. `inspect` sees every new batch before its rows are written.
     """
     path = Path(path)
-    fingerprint = certifier.bound.facts.fingerprint
+    fingerprint = certifier.fingerprint
     covered = _begin(path, fingerprint, origin)
     rows = _parse(covered, path)
     digest = hashlib.sha256(covered)
     if len(rows) > count:
         raise ResumeError(f"{path} holds {len(rows)} certificates, more than {count}; choose another folder")
-    batches = [_from_rows(rows, certifier.bound.guarantee)]
+    batches = [_from_rows(rows, certifier.guarantee)]
     with path.open("ab") as file:
         for first in range(len(rows), count, batch_size):
             last = min(count, first + batch_size)

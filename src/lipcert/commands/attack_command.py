@@ -51,7 +51,7 @@ def attack(
     """Clean accuracy and accuracy under l2 PGD."""
     loaded = named_model(model, weights, input_shape)
     epsilons = checked_epsilons(eps)
-    dataset, count = named_data(loaded, data, data_dir, limit)
+    loaded, dataset, count = named_data(loaded, data, data_dir, limit)
     test = dataset.test.take(slice(0, count))
     settings = {"steps": steps, "step": step, "restarts": restarts}
     with progress_bar(hidden=quiet or as_json) as progress:

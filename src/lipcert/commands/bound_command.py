@@ -17,7 +17,7 @@ from lipcert.bounds.estimator import Estimator
 from lipcert.bounds.fit import FitOptions, fit_scales
 from lipcert.bounds.methods import METHODS
 from lipcert.bounds.sampled import estimate_sampled
-from lipcert.bounds.targets import TARGETS
+from lipcert.bounds.targets import TARGETS, default_target
 from lipcert.commands.options import AsJson, InputShape, Model, Quiet, Weights, named_model, print_json, print_table
 from lipcert.commands.progress_bar import progress_bar
 from lipcert.display import NOTHING, TextTable
@@ -50,6 +50,8 @@ def bound(
     loaded = named_model(model, weights, input_shape)
     everything = ALL in (method or ())
     targets = target or (["network", "pairwise"] if everything else list(TARGETS))
+    if not target and default_target(loaded.network) == "network":
+        targets = ["network"]  # the output is no vector of logits
     with progress_bar(hidden=quiet or as_json) as progress:
         task = _Task(loaded, targets, iterations if estimate else None, progress)
         rows = task.everything() if everything else task.some(method or QUICK)

@@ -31,6 +31,7 @@ from lipcert.display import NOTHING, TextTable
 from lipcert.errors import OptionError
 from lipcert.files import write_json
 from lipcert.layout import CONFIG, ENVIRONMENT
+from lipcert.local.certify_local import checked_norm
 from lipcert.report import write_report
 from lipcert.runs import Summary, Task, finish_folder
 from lipcert.runs.environment import environment
@@ -48,22 +49,30 @@ def certify(
         str | None, typer.Option(help=f"{', '.join(METHODS)}; default: that of the run, or liplt.", show_default=False)
     ] = None,
     float64: Annotated[bool, typer.Option("--float64", help="Execute in float64: rounding costs nothing.")] = False,
+    local: Annotated[
+        bool,
+        typer.Option("--local", help="Also by bounds over a ball around each input."),
+    ] = False,
+    norm: Annotated[str, typer.Option(help="Norm of the balls of --local: 2 or inf.")] = "2",
     attack: Annotated[bool, typer.Option("--attack", help="Attack every input and cross-check its radius.")] = False,
     limit: Limit = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Clean, attacked and certified accuracy; radii of every test input as CSV. Continues where it stopped."""
+    if norm != "2" and not local:
+        raise OptionError("--norm belongs to --local: global radii are l2; add --local")
+    local_norm = checked_norm(norm) if local else None
     loaded = named_model(model, weights, input_shape)
     if float64:
         loaded = loaded.in_float64()
     epsilons = checked_epsilons(eps)
     if (out / CONFIG).exists():
         raise OptionError(f"{out} is the folder of a training, which would be overwritten; choose another --out")
-    dataset, count = named_data(loaded, data, data_dir, limit)
+    loaded, dataset, count = named_data(loaded, data, data_dir, limit)
     if method is None:
         method = loaded.earlier.method if loaded.earlier is not None else "liplt"
-    task = Task(dataset, epsilons, count, count if attack else 0, method)
+    task = Task(dataset, epsilons, count, count if attack else 0, method, local_norm=local_norm)
     with progress_bar(hidden=quiet or as_json) as progress:
         summary = finish_folder(loaded, task, out, progress)
     write_json(out / ENVIRONMENT, environment(dataset, data_dir, None))
@@ -81,11 +90,14 @@ def _table(summary: Summary, out: Path) -> TextTable:
     for entry in summary.at:
         attacked = NOTHING if entry.attacked is None else f"{entry.attacked:.2%}"
         accuracies = [f"{summary.clean:.2%}", attacked, f"{entry.certified:.2%}"]
+        if entry.local is not None:
+            accuracies.append(f"{entry.local:.2%}")
         radii = [f"{summary.mean_radius:.4f}", f"{summary.median_radius:.4f}"]
         rows.append([f"{entry.epsilon:g}", *accuracies, *radii])
+    locally = [f"certified locally ({summary.local_norm})"] if summary.local_norm else []
     return TextTable(
         f"{summary.model} on {summary.data}, {summary.inputs} test inputs",
-        ("ε (l2)", "clean", "attacked", "certified", "mean radius", "median radius"),
+        ("ε (l2)", "clean", "attacked", "certified", *locally, "mean radius", "median radius"),
         rows,
         f"Certified: {summary.guarantee}; executed in {summary.execution}, rounding included. "
         f"{sentence(summary.data_note)}Written to {out}.",

@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from lipcert import data
+from lipcert.commands.terminal import console
 from lipcert.display import TextTable
-from lipcert.errors import OptionError, ShapeError
+from lipcert.errors import OptionError
 from lipcert.models import LoadedModel, load_model
-
-console = Console()
 
 
 def _number(text: str) -> float:
@@ -28,13 +26,16 @@ def _number(text: str) -> float:
 
 
 Model = Annotated[
-    str, typer.Argument(help="Zoo name or module:factory (built with seed 0), .safetensors weights or run folder.")
+    str,
+    typer.Argument(
+        help="Zoo name or module:factory (built with seed 0), .safetensors weights, .onnx file or run folder."
+    ),
 ]
 Weights = Annotated[
     Path | None, typer.Option(help="Weights for the model: .safetensors, or a state dict as .pt, .pth, .bin, .ckpt.")
 ]
 InputShape = Annotated[str | None, typer.Option(help="Shape of one input, such as 3,32,32.")]
-Data = Annotated[str, typer.Option(help="digits, mnist, cifar10, tiny-imagenet, or an image folder.")]
+Data = Annotated[str, typer.Option(help="digits, mnist, cifar10, tiny-imagenet, an image folder or an .npz file.")]
 DataDir = Annotated[Path | None, typer.Option(help="Where the data sets are.", envvar="LIPCERT_DATA_DIR")]
 Eps = Annotated[
     list[float],
@@ -60,14 +61,15 @@ def named_model(spec: str, weights: Path | None, input_shape: str | None) -> Loa
     return load_model(spec, weights=weights, input_shape=shape)
 
 
-def named_data(loaded: LoadedModel, name: str, data_dir: Path | None, limit: int | None) -> tuple[data.Dataset, int]:
-    """A data set that fits the model, and how many of its test inputs are meant."""
+def named_data(
+    loaded: LoadedModel, name: str, data_dir: Path | None, limit: int | None
+) -> tuple[LoadedModel, data.Dataset, int]:
+    """The model for a data set, the data set, and how many of its test inputs are meant."""
     if limit is not None and limit < 1:
         raise OptionError(f"--limit is {limit}, expected 1 or more")
     dataset = data.load(name, data_dir).in_dtype(loaded.dtype)
-    if dataset.input_shape != loaded.input_shape:
-        raise ShapeError(f"{name} has images of shape {dataset.input_shape}, the model takes {loaded.input_shape}")
-    return dataset, min(limit or len(dataset.test), len(dataset.test))
+    loaded = loaded.for_images(dataset.input_shape)
+    return loaded, dataset, min(limit or len(dataset.test), len(dataset.test))
 
 
 def checked_epsilons(epsilons: Sequence[float]) -> list[float]:

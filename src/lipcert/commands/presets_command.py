@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.markup import escape
 from rich.table import Table
 
-from lipcert.commands.options import console
+from lipcert.commands.terminal import console
 from lipcert.training import TrainConfig, presets
 
 
@@ -17,7 +17,7 @@ def list_presets() -> None:
     notes = []
     for name in presets():
         config = TrainConfig.preset(name)
-        epsilons = ", ".join(f"{epsilon:.4g}" for epsilon in config.epsilons)
+        epsilons = "\n".join(f"{epsilon:.4g}" for epsilon in config.epsilons)
         table.add_row(name, config.model, config.loss.type, str(config.epochs), epsilons)
         notes.append(f"[bold]{name}[/]: {escape(config.note)}")
     console.print(table, *notes, sep="\n")

@@ -12,8 +12,9 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from lipcert.commands.options import DataDir, Quiet, console, print_path, print_table
+from lipcert.commands.options import DataDir, Quiet, print_path, print_table
 from lipcert.commands.progress_bar import progress_bar
+from lipcert.commands.terminal import console
 from lipcert.errors import OptionError
 
 BUDGETS = ("tiny", "hour", "paper")

@@ -12,12 +12,12 @@ from lipcert.commands.options import (
     AsJson,
     DataDir,
     Quiet,
-    console,
     is_first_process,
     print_json,
     print_path,
 )
 from lipcert.commands.progress_bar import progress_bar
+from lipcert.commands.terminal import console
 from lipcert.errors import OptionError
 from lipcert.progress import Progress
 from lipcert.report import write_report

@@ -48,10 +48,10 @@ class Augmentation(nn.Module):
 
     def forward(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """The moved images, (B, C, H, W) as they came."""
-        if images.ndim != 4 or not images.is_floating_point():
-            raise ShapeError(f"images: expected floating-point (B, C, H, W), got {images.dtype} {tuple(images.shape)}")
         if not self._steps or len(images) == 0:
             return images
+        if images.ndim != 4 or not images.is_floating_point():
+            raise ShapeError(f"images: expected floating-point (B, C, H, W), got {images.dtype} {tuple(images.shape)}")
         if generator is None:
             return self._move(images)
         seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))

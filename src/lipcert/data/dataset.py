@@ -14,16 +14,18 @@ from torch import Tensor
 
 from lipcert.errors import DataError, OptionError
 
+SPLITS = {"train": "train", "test": "test", "val": "validation", "valid": "validation", "validation": "validation"}
+"""What splits are called in folders, files and dictionaries."""
 TEST_FRACTION = 0.2
 """The part of each class that becomes the test split where a data set has none of its own."""
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Images and labels of one split.
+    """Images, or other inputs, and labels of one split.
 
-    images: uint8 (N, C, H, W); the pixel value is images / maximum, in [0, 1], never normalised.
-    labels: int64 (N,). dtype: of the pixels.
+    images: uint8 (N, …), usually (N, C, H, W); the pixel value is images / maximum, in [0, 1], never normalised. Or the
+    pixel values themselves, as float32. labels: int64 (N,). dtype: of the pixels.
     """
 
     images: Tensor
@@ -32,8 +34,10 @@ class Split:
     dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
-        if self.images.dtype != torch.uint8 or self.images.ndim != 4 or 0 in self.images.shape:
-            raise DataError(f"images: expected uint8 (N, C, H, W), got {self.images.dtype} {tuple(self.images.shape)}")
+        kinds = (torch.uint8, torch.float32)
+        if self.images.dtype not in kinds or self.images.ndim < 2 or 0 in self.images.shape:
+            found = f"{self.images.dtype} {tuple(self.images.shape)}"
+            raise DataError(f"images: expected uint8 or float32 (N, C, H, W), got {found}")
         if self.labels.dtype != torch.int64 or self.labels.shape != self.images.shape[:1]:
             raise DataError(
                 f"labels: expected int64 ({len(self.images)},), got {self.labels.dtype} {tuple(self.labels.shape)}"
@@ -49,7 +53,10 @@ class Split:
         """Pixels in [0, 1] of the images at the index, or of all."""
         if index is None:
             index = slice(None)
-        return self.images[index].to(self.dtype) / self.maximum
+        chosen = self.images[index].to(self.dtype)
+        if self.images.is_floating_point():
+            return chosen
+        return chosen / self.maximum
 
     def take(self, index: Tensor | slice) -> Split:
         """The images and labels at the index, as a split of their own."""
@@ -85,6 +92,19 @@ class Dataset:
         """The same data, with pixels of another dtype in the test split."""
         return replace(self, test=replace(self.test, dtype=dtype))
 
+    def holding_out(self, count: int) -> Dataset:
+        """The same data, with about so many training images kept aside as the validation split, evenly by class.
+
+        Which ones is the same for every run.
+        """
+        if not count:
+            return self
+        if count >= len(self.train):
+            raise OptionError(f"validation is {count}, expected less than the {len(self.train)} training images")
+        train, validation = split_by_seed(self.train, 0, count / len(self.train))
+        note = f"{self.note}; {len(validation):,} training images kept aside for validation"
+        return replace(self, train=train, validation=validation, note=note)
+
     @property
     def splits(self) -> dict[str, Split]:
         """The splits by name: train, test and, if there is one, validation."""
@@ -94,10 +114,9 @@ class Dataset:
         return splits
 
     @property
-    def input_shape(self) -> tuple[int, int, int]:
+    def input_shape(self) -> tuple[int, ...]:
         """(C, H, W) of one image."""
-        channels, height, width = self.train.images.shape[1:]
-        return channels, height, width
+        return tuple(self.train.images.shape[1:])
 
     @property
     def classes(self) -> int:
@@ -114,7 +133,8 @@ def content_checksum(splits: Mapping[str, Split]) -> str:
     digest = hashlib.sha256()
     for name in sorted(splits):
         split = splits[name]
-        digest.update(f"{name} {tuple(split.images.shape)} {split.maximum}\n".encode())
+        unit = "float" if split.images.is_floating_point() else split.maximum
+        digest.update(f"{name} {tuple(split.images.shape)} {unit}\n".encode())
         digest.update(split.images.contiguous().numpy().data)
         digest.update(split.labels.numpy().astype("<i8").data)
     return digest.hexdigest()

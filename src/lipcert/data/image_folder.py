@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lipcert.data.archives import read_files
-from lipcert.data.dataset import Dataset, split_by_seed, split_note
+from lipcert.data.dataset import SPLITS, Dataset, split_by_seed, split_note
 from lipcert.data.decoded import Decoded, cached
 from lipcert.data.images import DecodedImage, Labelled, decode_images, is_image_name, stack_splits
 from lipcert.errors import DataError
 
 _LOG = logging.getLogger(__name__)
-_SPLITS = {"train": "train", "test": "test", "val": "validation", "valid": "validation", "validation": "validation"}
 _WHOLE = "whole"  # the only split of a folder that is not split
 
 Placed = dict[str, list[tuple[str, DecodedImage]]]
@@ -71,7 +70,7 @@ def _refuse_empty_classes(source: Path) -> None:
     """Without images a class would be left out, and the labels of the classes after it would shift."""
     top = _folders(source)
     root = source
-    if len(top) == 1 and top[0].name not in _SPLITS:
+    if len(top) == 1 and top[0].name not in SPLITS:
         root = top[0]
     if (root / "train").is_dir():
         root = root / "train"
@@ -92,18 +91,18 @@ def _place(source: Path, images: Sequence[DecodedImage]) -> Placed:
     """The split and the class of every image, from its path: train/ant/1.png, ant/1.png, top/ant/1.png, …"""
     paths = [image.path.split("/") for image in images]
     tops = {path[0] for path in paths}
-    if len(tops) == 1 and tops.isdisjoint(_SPLITS) and any(len(path) > 2 for path in paths):
+    if len(tops) == 1 and tops.isdisjoint(SPLITS) and any(len(path) > 2 for path in paths):
         paths = [path[1:] for path in paths]  # what archives usually have at the top, no class
-    split_up = any(path[0] in _SPLITS for path in paths)
+    split_up = any(path[0] in SPLITS for path in paths)
     placed: Placed = {}
     ignored: list[str] = []
     for image, path in zip(images, paths, strict=True):
         split, form = _WHOLE, "<class>/<image>"
         if split_up:
-            if path[0] not in _SPLITS:
+            if path[0] not in SPLITS:
                 ignored.append(image.path)
                 continue
-            split, form = _SPLITS[path.pop(0)], "<split>/<class>/<image>"
+            split, form = SPLITS[path.pop(0)], "<split>/<class>/<image>"
         if len(path) < 2:
             raise DataError(f"{source}: {image.path} is in no class folder, expected {form}")
         placed.setdefault(split, []).append((path[0], image))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType
     from rich.table import Table
 
 NOTHING = "–"
@@ -31,7 +32,7 @@ _LATEX = {
     "−": "$-$",
     "√": r"$\surd$",
     "–": "--",
-    "\u2009": r"\,",
+    "\u202f": r"\,",
 }
 
 
@@ -56,14 +57,19 @@ class TextTable:
             return False
         return column >= self.words
 
-    def rich(self) -> Table:
-        """For the terminal."""
+    def rich(self) -> FittedTable:
+        """For the terminal: a grid, or, where it is too narrow for the numbers, one line per cell."""
+        return FittedTable(self)
+
+    def grid(self) -> Table:
+        """Rows and columns; words are wrapped, numbers are not."""
         from rich.markup import escape as plain
         from rich.table import Table
 
         table = Table(title=plain(self.title), caption=plain(self.caption))
         for k, column in enumerate(self.columns):
-            table.add_column(plain(column), justify="right" if self.is_number(k) else "left", overflow="fold")
+            number = self.is_number(k)
+            table.add_column(plain(column), justify="right" if number else "left", overflow="fold", no_wrap=number)
         for k, row in enumerate(self.rows):
             if k in self.lines:
                 table.add_section()
@@ -102,6 +108,29 @@ class TextTable:
                 lines.append(r"\midrule")
             lines.append(_latex_row(row))
         return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+@dataclass(frozen=True)
+class FittedTable:
+    """A table as the width of a terminal allows."""
+
+    table: TextTable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        from rich.measure import Measurement
+        from rich.text import Text
+
+        grid = self.table.grid()
+        needed = Measurement.get(console, options.update(max_width=10_000), grid).minimum
+        if needed <= options.max_width:
+            yield grid
+            return
+        yield Text(self.table.title, style="italic")
+        for row in self.table.rows:
+            for column, cell in zip(self.table.columns, row, strict=True):
+                yield Text(f"{column}: {cell}")
+            yield Text("")
+        yield Text(self.table.caption)
 
 
 def _markdown_row(row: Sequence[str]) -> str:

@@ -1,6 +1,6 @@
 """Layers whose Lipschitz constants are known by construction, as modules with their rules."""
 
 from lipcert.layers.rho import RhoLipschitzConv2d, RhoLipschitzLinear
-from lipcert.layers.simple import GroupSort, MaxMin, Normalize
+from lipcert.layers.simple import Abs, GroupSort, MaxMin, Normalize
 
-__all__ = ["GroupSort", "MaxMin", "Normalize", "RhoLipschitzConv2d", "RhoLipschitzLinear"]
+__all__ = ["Abs", "GroupSort", "MaxMin", "Normalize", "RhoLipschitzConv2d", "RhoLipschitzLinear"]

@@ -32,6 +32,16 @@ class MaxMin(GroupSort):
         super().__init__(2)
 
 
+class Abs(nn.Module):
+    """|x|: like MaxMin it keeps the length of gradients, at a tenth of the cost.
+
+    MaxMin is |·| on half of the channels in rotated coordinates, and a bias moves a channel to where |·| is linear.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.abs()
+
+
 class Normalize(nn.Module):
     """(x − mean)/std per channel, as the first layer of a certified model: radii stay in the units of its input."""
 

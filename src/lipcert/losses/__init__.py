@@ -25,6 +25,7 @@ from lipcert.losses.known_losses import (
     standard,
 )
 from lipcert.losses.loss import LOSSES, Loss, TrainingLoss, register_loss
+from lipcert.losses.own_loss import OwnLoss
 from lipcert.losses.radii import hard_radius, soft_radius
 
 for _module in iter_modules(__path__):
@@ -38,6 +39,7 @@ __all__ = [
     "GloroLoss",
     "LmtLoss",
     "Loss",
+    "OwnLoss",
     "SignedRadiusLoss",
     "StandardLoss",
     "TrainingLoss",

@@ -80,6 +80,8 @@ def register_loss(kind: type[Kind]) -> type[Kind]:
 
 def checked(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Logits in float32 or wider and labels as int64; refused if they do not belong together."""
+    _check_tensor("logits", logits)
+    _check_tensor("labels", labels)
     if logits.ndim != 2 or 0 in logits.shape or not logits.is_floating_point():
         raise ShapeError(f"logits: expected floating-point (B, K), not empty, got {_kind(logits)}")
     if labels.shape != logits.shape[:1] or labels.is_floating_point() or labels.dtype == torch.bool:
@@ -97,6 +99,7 @@ def checked_with_constants(logits: Tensor, labels: Tensor, constants: Tensor) ->
     """The same with constants, in the wider dtype of logits and constants."""
     logits, labels = checked(logits, labels)
     classes = logits.shape[1]
+    _check_tensor("constants", constants, "; pass estimator(), or bound.pairwise(classes) of a bound")
     if constants.shape != (classes, classes) or not constants.is_floating_point():
         remedy = "use Estimator.pairwise() for other targets"
         raise ShapeError(f"constants: expected floating-point ({classes}, {classes}), got {_kind(constants)}; {remedy}")
@@ -126,6 +129,11 @@ def check_not_negative(**options: float) -> None:
     for name, value in options.items():
         if not (isfinite(value) and value >= 0):
             raise OptionError(f"{name} is {value}, expected 0 or more")
+
+
+def _check_tensor(name: str, value: object, remedy: str = "") -> None:
+    if not isinstance(value, Tensor):
+        raise ShapeError(f"{name} are {type(value).__name__}, expected a tensor{remedy}")
 
 
 def _kind(tensor: Tensor) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -11,10 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from lipcert.bounds.bound import Bound
+from lipcert.certificate.binary import TwoLogits, has_one_logit
+from lipcert.errors import ShapeError
 from lipcert.network.build import trace
 from lipcert.network.normal_form import Network
 
 Shape = tuple[int, ...]
+
+
+class ChannelsLast(nn.Module):
+    """(B, C, H, W) as (B, H, W, C), for networks that were made with TensorFlow."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.permute(0, 2, 3, 1)
 
 
 @dataclass(frozen=True)
@@ -44,6 +54,17 @@ class LoadedModel:
     def in_float64(self) -> LoadedModel:
         """A copy with the same weights, executed in float64."""
         return replace(self, model=deepcopy(self.model).double())
+
+    def for_images(self, shape: Shape) -> LoadedModel:
+        """The model for images (C, H, W), also if it takes them as (H, W, C): radii are the same in any order."""
+        if has_one_logit(self.network):
+            return replace(self, model=TwoLogits(self.model).eval(), earlier=None).for_images(shape)
+        if shape == self.input_shape:
+            return self
+        if len(shape) == 3 and self.input_shape == (*shape[1:], shape[0]):
+            model = nn.Sequential(OrderedDict(channels_last=ChannelsLast(), network=self.model))
+            return replace(self, model=model.eval(), input_shape=shape, earlier=None)
+        raise ShapeError(f"the data have inputs of shape {shape}, the model takes {self.input_shape}")
 
     @property
     def execution(self) -> str:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lipcert.errors import check_choice
-from lipcert.layers import MaxMin, RhoLipschitzLinear
+from lipcert.layers import Abs, MaxMin, RhoLipschitzLinear
 
 Shape = tuple[int, ...]
 Conv = tuple[int, int, int, int]
@@ -64,6 +64,11 @@ def build(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             network = architecture.build(shape, count)
+    return ranged(network, input_range)
+
+
+def ranged(network: nn.Module, input_range: tuple[float, float]) -> nn.Module:
+    """The network for pixels in [0, 1]: with another range, a first layer maps them to it."""
     if input_range == (0.0, 1.0):
         return network
     return nn.Sequential(OrderedDict(input_range=InputRange(*input_range), network=network))
@@ -106,6 +111,22 @@ def rho_mlp(width: int, depth: int, rescaling: str, input_shape: Shape, classes:
     """Residual layers that are √ρ-Lipschitz by construction, with learned ρ, between two dense layers."""
     layers = [RhoLipschitzLinear(width, width, rescaling=rescaling, learn_rho=True) for _ in range(depth)]
     return nn.Sequential(nn.Flatten(), nn.Linear(prod(input_shape), width), *layers, nn.Linear(width, classes))
+
+
+def patch_network(width: int, depth: int, input_shape: Shape, classes: int) -> nn.Sequential:
+    """Not the paper's: 2×2 patches that halve the image and double the channels, 3×3 convolutions between them, |·|.
+
+    A stride as large as the kernel makes a convolution a matrix on separate patches, as orthogonal as the matrix is.
+    """
+    layers: list[nn.Module] = [nn.Conv2d(input_shape[0], width, 2, 2), Abs()]
+    channels = width
+    for _ in range(2):
+        for _ in range(depth):
+            layers += [nn.Conv2d(channels, channels, 3, 1, 1), Abs()]
+        layers += [nn.Conv2d(channels, 2 * channels, 2, 2), Abs()]
+        channels *= 2
+    size = channels * (input_shape[1] // 8) * (input_shape[2] // 8)
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(size, 512), Abs(), nn.Linear(512, classes))
 
 
 class BasicBlock(nn.Module):
@@ -179,6 +200,8 @@ _ARCHITECTURES = (
     Architecture("mlp-256", _MNIST, 10, partial(mlp, [256])),
     Architecture("maxmin-1024", _MNIST, 10, partial(mlp, [1024], activation=MaxMin)),
     Architecture("maxmin-512-512", _MNIST, 10, partial(mlp, [512, 512], activation=MaxMin)),
+    Architecture("patches-48", _CIFAR, 10, partial(patch_network, 48, 2)),
+    Architecture("patches-64", _CIFAR, 10, partial(patch_network, 64, 2)),
     Architecture("rho-mlp", _DIGITS, 10, partial(rho_mlp, 64, 2, "sll")),
     Architecture("rho-mlp-256", _MNIST, 10, partial(rho_mlp, 256, 4, "sll")),
     Architecture("resnet-small", _CIFAR, 10, partial(residual, [16, 32, 64], [1, 1, 1])),

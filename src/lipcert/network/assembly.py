@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from math import prod
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from lipcert.network.checks import check_linear, check_passed, check_site
-from lipcert.network.linear import Identity, LinearOp, Scale, number
+from lipcert.network.linear import Function, Identity, LinearOp, Scale, number
 from lipcert.network.normal_form import Edge, Node, Site
 from lipcert.network.program import Live, Shape
-from lipcert.network.rules.call import Call, Extremum, Input, Refusal, Sum, broadcast
+from lipcert.network.rules.call import Call, Extremum, Input, Refusal, SortedPair, Sum, broadcast
 from lipcert.network.slopes import ABS, Slope
+from lipcert.network.tangents import FlatEmbed, LocalSlope, Pair, Product
 from lipcert.network.user_checks import check_users_linear, check_users_slope, is_users
 
 
@@ -34,6 +39,8 @@ class Assembly:
             return self._nonlinearity(call, result)
         if isinstance(result, Extremum):
             return self._extremum(call, result)
+        if isinstance(result, SortedPair):
+            return self._sorted_pair(call, result)
         if not isinstance(result, Input):
             return self._linear(call, result)
         if result.shape != call.out_shape:
@@ -63,7 +70,24 @@ class Assembly:
                 check_users_linear(call, terms[0][1][0])
         return self.add(call.name, call.out_shape, *edges, offset=_offset(call, edges))
 
+    def _local(self, call: Call, slope: LocalSlope) -> Input:
+        """A site that is only bounded over balls; two inputs stand side by side in a node of the analysis."""
+        function: Callable[[Tensor], Tensor] = call.rerun
+        source = call.inputs[0].source
+        if isinstance(slope.tangent, Product):
+            pair, (a, b) = slope.tangent.pair, call.inputs
+            size = (prod(a.shape) + prod(b.shape),)
+            first = Edge(a.source, FlatEmbed(a.shape, size, 0))
+            second = Edge(b.source, FlatEmbed(b.shape, size, prod(a.shape)))
+            source = self.add(f"{call.name} pair", size, first, second, exact=True).source
+            function = partial(_run_pair, call, pair)
+        value = self.add(call.name, call.out_shape)
+        self.sites.append(Site(call.name, source, value.source, slope, function))
+        return value
+
     def _nonlinearity(self, call: Call, slope: Slope) -> Input:
+        if isinstance(slope, LocalSlope):
+            return self._local(call, slope)
         source = call.inputs[0]
         if slope.elementwise:
             source = self._copies(call, source)
@@ -72,7 +96,7 @@ class Assembly:
             if is_users(call):
                 check_users_slope(call, slope)
         value = self.add(call.name, call.out_shape)
-        self.sites.append(Site(call.name, source.source, value.source, slope))
+        self.sites.append(Site(call.name, source.source, value.source, slope, call.rerun))
         return value
 
     def _extremum(self, call: Call, pair: Extremum) -> Input:
@@ -83,11 +107,41 @@ class Assembly:
         difference = (Edge(a, Identity(shape)), Edge(b, Identity(shape, sign=-1)))
         source = self.add(f"{call.name} difference", shape, *difference, exact=True).source
         absolute = self.add(call.name, shape).source
-        self.sites.append(Site(call.name, source, absolute, ABS))
+        self.sites.append(Site(call.name, source, absolute, ABS, torch.abs))
         edges = []
         for node, factor in ((a, 0.5), (b, 0.5), (absolute, 0.5 * pair.sign)):
             edges.append(Edge(node, Scale(number(factor), shape, terms=1)))
         return self.add(f"{call.name} sum", shape, *edges, exact=True)
+
+    def _sorted_pair(self, call: Call, pair: SortedPair) -> Input:
+        """Means and differences of the pairs, the absolute values of the latter, and their sums; see `_extremum`."""
+        x, dim = call.input, pair.axis + 1
+        half = (*x.shape[: pair.axis], 1, *x.shape[pair.axis + 1 :])
+        signs = torch.tensor([0.5, -0.5] if pair.descending else [-0.5, 0.5], dtype=torch.float64)
+        signs = signs.reshape(2, *(1,) * (len(x.shape) - pair.axis - 1))
+
+        def difference(t: Tensor) -> Tensor:
+            return t.narrow(dim, 0, 1) - t.narrow(dim, 1, 1)
+
+        def total(t: Tensor) -> Tensor:
+            return t.sum(dim, keepdim=True)
+
+        def means(t: Tensor) -> Tensor:
+            return (0.5 * total(t)).expand(-1, *x.shape)
+
+        def apart(t: Tensor) -> Tensor:
+            return t * signs.to(t)
+
+        def sizes(t: Tensor) -> Tensor:
+            return t * signs.abs().to(t)
+
+        subtract = Edge(x.source, Function(difference, x.shape, half, terms=2, absolute=total))
+        source = self.add(f"{call.name} difference", half, subtract, exact=True).source
+        absolute = self.add(call.name, half).source
+        self.sites.append(Site(call.name, source, absolute, ABS, torch.abs))
+        mean = Edge(x.source, Function(means, x.shape, x.shape, terms=2, nonnegative=True))
+        spread = Edge(absolute, Function(apart, half, x.shape, terms=1, absolute=sizes))
+        return self.add(f"{call.name} sum", x.shape, mean, spread, exact=True)
 
     def _copies(self, call: Call, value: Input) -> Input:
         """A value in the shape of the result."""
@@ -95,6 +149,10 @@ class Assembly:
             return value
         edge = Edge(value.source, broadcast(value.shape, call.out_shape))
         return self.add(call.name, call.out_shape, edge, exact=True)
+
+
+def _run_pair(call: Call, pair: Pair, both: Tensor) -> Tensor:
+    return call.run(pair.split(both))
 
 
 def _offset(call: Call, edges: list[Edge]) -> Live | None:

@@ -33,7 +33,9 @@ class _OtherSize:
     """Stands for a number computed from the number of rows."""
 
 
-def trace(model: nn.Module, input_shape: Shape, *, training: bool = False, view: str = "residual") -> Network:
+def trace(
+    model: nn.Module, input_shape: Shape, *, training: bool = False, view: str = "residual", local: bool = False
+) -> Network:
     """Trace a model into a `Network` that shares the model's parameters.
 
     The model is captured by torch.export in the mode it is in, and the captured program is compared with the model.
@@ -44,6 +46,7 @@ def trace(model: nn.Module, input_shape: Shape, *, training: bool = False, view:
         training: put the model into eval mode meanwhile, so that BatchNorm and Dropout may be in training mode.
         view: how layers that are Lipschitz by construction (`layers.RhoLipschitzLinear`, …) appear: in their "residual"
             form, or "certified", as one site with the constant that is proved for their present weights.
+        local: allow operations that are only bounded over balls (see `lipcert.certify_local`).
 
     Raises:
         UnsupportedError: lists every operation without a rule, with its remedy.
@@ -60,26 +63,26 @@ def trace(model: nn.Module, input_shape: Shape, *, training: bool = False, view:
         mode = evaluated(model)
     with LOCK, mode:
         program = capture(model, input_shape, view)
-        network = normal_form(program)
+        network = normal_form(program, local=local)
         compare(program, model)
     return network
 
 
 @torch.no_grad()
-def normal_form(program: Program, *, exact: bool = False, check: bool = True) -> Network:
+def normal_form(program: Program, *, exact: bool = False, check: bool = True, local: bool = False) -> Network:
     """The normal form of a program; `exact` in float64, with the values of all constants as the program computes them.
 
     Rules are tried out unless `check` is False, for a program whose rules have been tried out already.
     """
     with LOCK:  # another thread's capture would see the symbolic number of rows
-        return _Builder(program, exact, check).build()
+        return _Builder(program, exact, check, local).build()
 
 
 class _Builder:
     """Walks the program once, applies the rules, collects everything that has none."""
 
-    def __init__(self, program: Program, exact: bool, check: bool) -> None:
-        self.program, self.exact = program, exact
+    def __init__(self, program: Program, exact: bool, check: bool, local: bool) -> None:
+        self.program, self.exact, self.local = program, exact, local
         self.dtype = torch.float64 if exact else program.dtype
         self.batch = recorded_shape(program.input)[0]
         self.assembly = Assembly(self.dtype, check)
@@ -112,6 +115,9 @@ class _Builder:
         output, sites = self.values.get(self.program.output), self.assembly.sites
         if output is None:
             remedy = "the model must return one tensor that depends on its input"
+            raise UnsupportedError([UnsupportedNode("output", "output", remedy)])
+        if 0 in output.shape:
+            remedy = f"the model returns no numbers, rows of shape {output.shape}; it needs a logit for every class"
             raise UnsupportedError([UnsupportedNode("output", "output", remedy)])
         if output.source in [site.output for site in sites]:  # the output site needs a linear node of its own
             edge = Edge(output.source, Identity(output.shape))
@@ -175,7 +181,8 @@ class _Builder:
                 module = deepcopy(module).requires_grad_(False).double()
                 invoke = opaque.program.cast(self.dtype).run
         name, _ = self._name(node)
-        return Call(name, invoke, args, kwargs, out_shape, self.dtype, self.program.typed, operation, module, index)
+        typed = self.program.typed
+        return Call(name, invoke, args, kwargs, out_shape, self.dtype, typed, operation, module, index, self.local)
 
     def _resolve(self, node: fx.Node) -> Any:
         """What a rule gets to see in place of a node among the arguments."""

@@ -67,6 +67,8 @@ def _unwrapped(module: nn.Module) -> str:
         return "TorchScript cannot be followed; pass the original module"
     if "_orig_mod" in module._modules:  # torch.compile
         return "compiled code cannot be followed; pass the original module, its ._orig_mod"
+    if isinstance(module, fx.GraphModule) and "eval" in vars(module):  # ExportedProgram.module() replaces it
+        return "an exported program has lost its module; pass the one that was exported"
     if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel | AveragedModel):
         return "it only wraps the model; pass the original module, its .module"
     return ""

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
-from contextlib import contextmanager
-from copy import deepcopy
 from threading import RLock
 from typing import Any
 
@@ -15,42 +12,13 @@ from torch import Tensor, fx, nn
 from lipcert.network.capturable import check_graph, check_model, check_output, checked_shape
 from lipcert.network.explain import explained
 from lipcert.network.kinds import packet_name
+from lipcert.network.opaque import Root, RuledModules
 from lipcert.network.program import Live, Opaque, Program, Shape
-from lipcert.network.rules.registry import Rule, find_module_rule
-from lipcert.network.states import quiet, unchanged
+from lipcert.network.states import bare, quiet, unchanged
 
 aten = torch.ops.aten
 LOCK = RLock()
 """Captures and comparisons change modules for a moment: one at a time."""
-_OPAQUE: list[nn.Module] = []
-"""The modules that are single operations in the capture under way."""
-
-
-class _Root(nn.Module):
-    """Calls a model as users do, so that its hooks and its own __call__ are captured too."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, x: Tensor) -> Any:
-        return self.model(x)
-
-
-@torch.library.custom_op("lipcert::opaque", mutates_args=())
-def _opaque(x: Tensor, index: int) -> Tensor:
-    result: Tensor = _OPAQUE[index](x)
-    return result
-
-
-@_opaque.register_fake
-def _(x: Tensor, index: int) -> Tensor:
-    with torch._subclasses.fake_tensor.unset_fake_temporarily(), torch.no_grad():
-        like = torch.zeros(2, *map(int, x.shape[1:]), dtype=x.dtype, device=x.device)
-        result = _OPAQUE[index](like)
-    if not isinstance(result, Tensor) or len(result) != 2:
-        raise TypeError("a module with a rule must return one tensor with the batch axis in front")
-    return x.new_empty(x.shape[0], *result.shape[1:])
 
 
 def capture(model: nn.Module, input_shape: Shape, view: str = "residual") -> Program:
@@ -65,9 +33,9 @@ def capture(model: nn.Module, input_shape: Shape, view: str = "residual") -> Pro
     tensors = (*model.parameters(), *model.buffers())
     like = next((t for t in tensors if t.is_floating_point()), torch.zeros(()))
     x = torch.zeros(2, *input_shape, dtype=like.dtype, device=like.device)
-    with LOCK, unchanged(model), _rules_as_operations(model, view) as ruled:
+    with LOCK, unchanged(model), RuledModules(model, view).as_operations() as ruled:
         try:
-            exported = _export(_Root(model), x)
+            exported = _export(Root(model, ruled), x)
         except Exception as error:  # torch.export raises whatever the model's code raises
             raise explained(error, model, x) from error
         check_graph(exported, model)
@@ -75,16 +43,18 @@ def capture(model: nn.Module, input_shape: Shape, view: str = "residual") -> Pro
         names = _tensor_names(exported)
         readers = {}
         for node, name in names.items():
-            readers[node] = _reader(model, name, exported.constants.get(f"model.{name}"))
+            constant = exported.constants.get(f"model.{name}", exported.constants.get(name))
+            readers[node] = _reader(model, name, constant)
     graph = exported.graph_module.graph
     next(node for node in graph.nodes if node.op == "output").args = ((result,),)
     _simplify(graph)
     opaque = {}
     for node in graph.nodes:
         if node.target is torch.ops.lipcert.opaque.default:
-            module, rule = ruled[node.args[1]]
+            module, rule = ruled.calls[node.args[1]]
             shape = tuple(node.args[0].meta["val"].shape[1:])
-            opaque[node] = Opaque(module, rule, capture(module, shape, view=""))
+            alone = bare(module)
+            opaque[node] = Opaque(alone, rule, capture(alone, shape, view=""))
     changed = [name.removeprefix("model.") for name in exported.graph_signature.buffers_to_mutate.values()]
     return Program(graph, input_shape, like.dtype, like.device, readers, names, opaque, tuple(changed))
 
@@ -164,30 +134,3 @@ def _is_softsign(node: fx.Node) -> bool:
         return False
     size = total.args[0]
     return isinstance(size, fx.Node) and packet_name(size) == "abs" and size.args == node.args[:1]
-
-
-@contextmanager
-def _rules_as_operations(model: nn.Module, view: str) -> Iterator[list[tuple[nn.Module, Rule]]]:
-    """Within, modules with a rule are calls of one operator; yields them in the order of their numbers."""
-    ruled = []
-    for module in model.modules():
-        rule = find_module_rule(module, view)
-        if rule is not None:
-            ruled.append((module, rule))
-    _OPAQUE.extend(deepcopy(module).requires_grad_(False) for module, _ in ruled)
-    for index, (module, _) in enumerate(ruled):
-        module.forward = _call_of(index)
-    try:
-        yield ruled
-    finally:
-        _OPAQUE.clear()
-        for module, _ in ruled:
-            vars(module).pop("forward", None)
-
-
-def _call_of(index: int) -> Any:
-    def forward(x: Tensor) -> Tensor:
-        result: Tensor = torch.ops.lipcert.opaque(x, index)
-        return result
-
-    return forward

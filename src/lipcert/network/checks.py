@@ -127,12 +127,27 @@ def _checked_operation(op: LinearOp, x: Tensor, tolerance: float) -> Tensor:
         raise _false(f"cannot be differentiated, so it has no adjoint ({error})") from error
     left, right = _inner_products(y, v), _inner_products(x, back)
     bound = _lengths(y) * _lengths(v) + _lengths(x) * _lengths(back)
-    if not bool(((left - right).abs() <= tolerance * bound + 1e-300).all()):
+    wrong = ~((left - right).abs() <= tolerance * bound + 1e-300)
+    if bool(wrong.any()):
+        _check_range(y, back)
+        row = int(wrong.nonzero()[0])
         raise _false(
-            f"has an adjoint that is not its transpose: ⟨Ax, v⟩ = {float(left[0]):.6g}, but ⟨x, Aᵀv⟩ = "
-            f"{float(right[0]):.6g}"
+            f"has an adjoint that is not its transpose: ⟨Ax, v⟩ = {float(left[row]):.6g}, but ⟨x, Aᵀv⟩ = "
+            f"{float(right[row]):.6g}"
         )
     return y
+
+
+def _check_range(*images: Tensor) -> None:
+    """Refuse numbers that over- or underflow in their type, which say nothing about a rule."""
+    for image in images:
+        problem = ""
+        if not bool(torch.isfinite(image).all()):
+            problem = "large"
+        elif 0 < float(image.abs().max()) < 2**20 * torch.finfo(image.dtype).tiny:
+            problem = "small"
+        if problem:
+            raise Refusal(f"what it computes is too {problem} for {image.dtype}; scale its weights")
 
 
 def _inner_products(x: Tensor, y: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lipcert.network import patches
 from lipcert.network.linear import LinearOp, has_denormals
 from lipcert.network.program import Live, Shape
 
@@ -82,6 +83,8 @@ class _Kernel(LinearOp):
     def _multiply(self, x: Tensor, weight: Tensor) -> Tensor: ...
 
     def _convolve(self, large: Tensor, weight: Tensor) -> Tensor:
+        if patches.applies(large, self.groups, len(self.stride)) and not weight.requires_grad:
+            return patches.convolve(large, weight, self.stride, self.padding, self.dilation)
         convolve = _CONV[len(self.stride)]
         return convolve(large, weight, None, self.stride, self.padding, self.dilation, self.groups)
 
@@ -91,8 +94,26 @@ class _Kernel(LinearOp):
         remainder = []
         for size, out, (s, p, d, k) in zip(shape[1:], small.shape[2:], options, strict=True):
             remainder.append(size - ((out - 1) * s - 2 * p + d * (k - 1) + 1))
+        if not any(remainder) and self._mirrors(small, weight):
+            return self._mirrored(small, weight)
         transpose = _CONV_TRANSPOSE[len(self.stride)]
         return transpose(small, weight, None, self.stride, self.padding, remainder, self.groups, self.dilation)
+
+    def _mirrors(self, small: Tensor, weight: Tensor) -> bool:
+        """Whether the transpose is computed as a convolution with the mirrored kernel."""
+        if weight.requires_grad or not patches.applies(small, self.groups, len(self.stride)):
+            return False
+        reaches = [d * (k - 1) for d, k in zip(self.dilation, weight.shape[2:], strict=True)]
+        fits = all(p <= reach for p, reach in zip(self.padding, reaches, strict=True))
+        return fits and max(self.stride) == 1
+
+    def _mirrored(self, small: Tensor, weight: Tensor) -> Tensor:
+        """The transpose of a convolution of stride 1: a convolution with the mirrored kernel."""
+        padding = []
+        for p, d, k in zip(self.padding, self.dilation, weight.shape[2:], strict=True):
+            padding.append(d * (k - 1) - p)
+        mirrored = weight.flip(2, 3).transpose(0, 1)
+        return patches.convolve(small, mirrored, self.stride, tuple(padding), self.dilation)
 
 
 class Convolution(_Kernel):

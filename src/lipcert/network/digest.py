@@ -10,11 +10,16 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
+from lipcert.network.kinds import is_torchs
+from lipcert.network.probes import probed
 from lipcert.network.program import Program
 
 
 def program_digest(program: Program) -> str:
-    """SHA-256 of everything that is computed: operators with all arguments, shapes, types and tensors."""
+    """SHA-256 of everything that is computed: operators with all arguments, shapes, types and tensors.
+
+    Of operators that are not torch's own, it contains what they compute at fixed inputs (see `probes`).
+    """
     digest = sha256()
     numbers: dict[fx.Node, int] = {}
     for node in program.graph.nodes:
@@ -30,6 +35,8 @@ def program_digest(program: Program) -> str:
             digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         if node in program.opaque:
             digest.update(program_digest(program.opaque[node].program).encode())
+        elif not is_torchs(node):
+            digest.update(probed(program, node).encode())
     return digest.hexdigest()
 
 

@@ -54,6 +54,11 @@ def packet_name(node: fx.Node) -> str:
     return str(getattr(packet, "__name__", packet))
 
 
+def is_torchs(node: fx.Node) -> bool:
+    """Whether an operation is torch's own, and not an operator that others have added."""
+    return getattr(node.target, "namespace", "aten") == "aten"
+
+
 def recorded_shape(node: fx.Node) -> list[Any]:
     """The shape of a node's value as torch.export has recorded it, with a symbol for the number of rows."""
     return list(getattr(node.meta.get("val"), "shape", ()))

@@ -21,7 +21,7 @@ from lipcert.network.program import Live, Program, Shape
 from lipcert.network.slopes import Slope
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,8 @@ class Site:
     source: int
     output: int
     slope: Slope | None = None
+    function: Callable[[Tensor], Tensor] | None = field(default=None, repr=False, compare=False)
+    """The nonlinearity itself for a batch, in the type of the network; sites of rewritten networks have none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +83,10 @@ class Network:
     """The captured program, and the node of the normal form that each of its values is."""
 
     def __repr__(self) -> str:
-        inner = ", ".join(site.name for site in self.sites[1:-1])
+        names = [site.name for site in self.sites[1:-1]]
+        inner = ", ".join(names[:4])
+        if len(names) > 4:
+            inner += f" and {len(names) - 4} more"
         return f"Network({self.input_shape} → {self.output_shape}, {self.depth} nonlinearities: {inner})"
 
     @property
@@ -145,17 +150,22 @@ class Network:
 
     def pull(self, site: int, seed: Tensor) -> list[Tensor | None]:
         """B_{site,i}ᵀ y for every row y of `seed`, for i = 0..n; None where no linear path leads from site i."""
-        values: dict[int, Tensor] = {self.sites[site].source: seed}
         pulled: list[Tensor | None] = [None] * (self.depth + 1)
+        for i, rows in self.pull_each(site, seed):
+            pulled[i] = rows
+        return pulled
+
+    def pull_each(self, site: int, seed: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """The same, one site after the other from the last one: what is not kept by the caller is free again."""
+        values: dict[int, Tensor] = {self.sites[site].source: seed}
         for v in reversed(range(len(self.nodes))):
             y = values.pop(v, None)
             if y is None:
                 continue
             if v in self.site_of_output:
-                pulled[self.site_of_output[v]] = y
+                yield self.site_of_output[v], y
             for edge in self.nodes[v].edges:
                 _accumulate(values, edge.source, edge.op.adjoint(y))
-        return pulled
 
     def push(self, site: int, x: Tensor) -> list[Tensor | None]:
         """B_{j,site} x for every row of x, for j = 1..n+1: one forward pass from the output of a site."""

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
-from lipcert.network.kinds import node_kinds, recorded_shape
+from lipcert.network.kinds import is_torchs, node_kinds, recorded_shape
+from lipcert.network.states import bare
 
 Shape = tuple[int, ...]
 Live = Callable[[], Tensor]
@@ -139,6 +140,11 @@ class Program:
                 steps[node] = None
         return steps
 
+    @property
+    def operators_of_others(self) -> list[fx.Node]:
+        """Steps that are neither torch's own nor modules with a rule: what they compute is not in the program."""
+        return [node for node in self._steps if not is_torchs(node) and node not in self.opaque]
+
     @cached_property
     def _last_uses(self) -> dict[fx.Node, list[fx.Node]]:
         """The values that are not needed any more after a step."""
@@ -175,7 +181,7 @@ class Program:
         return replace(frozen, dtype=dtype, tensors=tensors)
 
     def module(self) -> nn.Module:
-        """A module that runs this program with its present tensors, which become buffers."""
+        """A module that runs this program with its present tensors, which become buffers; no hook runs around it."""
         graph, root = fx.Graph(), nn.Module()
         copies: dict[fx.Node, fx.Node] = {}
         for node in self.graph.nodes:
@@ -192,7 +198,7 @@ class Program:
             elif node in self._steps or self.kinds.get(node) == "size":
                 copies[node] = graph.node_copy(node, copies.__getitem__)
         graph.output(copies[self.output])
-        return fx.GraphModule(root, graph)
+        return bare(fx.GraphModule(root, graph))
 
 
 def _fixed(tensor: Tensor) -> Live:

@@ -27,6 +27,12 @@ class Slope:
 
     `group` says which coordinates may be scaled apart if φ is not elementwise: groups of that many consecutive channels
     keep together, 0 for all of them.
+
+    Bounds over a ball (`lipcert.certify_local`) are tighter with more facts; without them they rest on the slopes.
+    Elementwise: between consecutive `kinks`, φ is differentiable and φ′ has the Lipschitz constant `curvature`; kinks
+    are numbers, or functions that read tensors that broadcast against the input. Otherwise: `monotone` says that no
+    entry of φ falls when an entry of its input grows, `extremum` that every entry of φ is the largest (1) or smallest
+    (−1) of a set of entries, no two of which sets meet.
     """
 
     alpha: float | Live
@@ -34,6 +40,10 @@ class Slope:
     elementwise: bool = True
     ulps: float | None = None
     group: int = 0
+    kinks: tuple[float | Live, ...] = ()
+    curvature: float | None = None
+    monotone: bool = False
+    extremum: int = 0
 
     def __post_init__(self) -> None:
         for name in ("alpha", "beta"):
@@ -71,9 +81,11 @@ class Slope:
         return (alpha + beta) / 2, (beta - alpha) / 2
 
 
-def lipschitz_map(constant: float, ulps: float | None = 0.0, group: int = 0) -> Slope:
+def lipschitz_map(
+    constant: float, ulps: float | None = 0.0, group: int = 0, monotone: bool = False, extremum: int = 0
+) -> Slope:
     """A map that is `constant`-Lipschitz in l2 and not elementwise."""
-    return Slope(-constant, constant, elementwise=False, ulps=ulps, group=group)
+    return Slope(-constant, constant, False, ulps, group, monotone=monotone, extremum=extremum)
 
 
 def along_axis(slope: Slope, axis: int) -> Slope:
@@ -86,39 +98,59 @@ def pooling(overlap: int, per_channel: bool) -> Slope:
     constant = sqrt(overlap)
     if constant % 1 != 0:
         constant = nextafter(constant, inf)
-    return lipschitz_map(constant, group=int(per_channel))
+    return lipschitz_map(constant, group=int(per_channel), monotone=True, extremum=int(overlap == 1))
+
+
+def clipping(*limits: float | Live) -> Slope:
+    """Slope 1 on one side of each limit and 0 on the other: clamp, hardtanh, a maximum with a constant."""
+    return replace(CLIP, kinks=limits, curvature=0.0)
+
+
+def shrinking(width: float) -> Slope:
+    """Softshrink: slope 0 between −width and width, 1 outside."""
+    return replace(SHRINK, kinks=(-float(width), float(width)), curvature=0.0)
 
 
 def leaky(negative_slope: float) -> Slope:
     """LeakyReLU: slopes 1 and `negative_slope`."""
-    return Slope(min(negative_slope, 1.0), max(negative_slope, 1.0), ulps=1.0)
+    low, high = min(negative_slope, 1.0), max(negative_slope, 1.0)
+    return Slope(low, high, ulps=1.0, kinks=(0.0,), curvature=0.0)
 
 
 def prelu(weight: Live) -> Slope:
     """PReLU: slopes 1 and the learned weights."""
-    return Slope(lambda: weight().clamp(max=1.0), lambda: weight().clamp(min=1.0), ulps=1.0)
+    low, high = (lambda: weight().clamp(max=1.0)), (lambda: weight().clamp(min=1.0))
+    return Slope(low, high, ulps=1.0, kinks=(0.0,), curvature=0.0)
 
 
 def elu(alpha: float) -> Slope:
     """ELU: slope 1 above zero, alpha·eˣ below."""
-    return Slope(min(alpha, 0.0), max(alpha, 1.0), ulps=4.0)
+    return Slope(min(alpha, 0.0), max(alpha, 1.0), ulps=4.0, kinks=(0.0,), curvature=abs(alpha))
+
+
+def smooth(curvature: float, *kinks: float) -> Slope:
+    """A nonlinearity with slopes in [0, 1]."""
+    return replace(SMOOTH, curvature=curvature, kinks=kinks)
 
 
 _SELU_SLOPE = nextafter(1.0507009873554804934193349852946 * 1.6732632423543772848170429916717, inf)
 
-RELU = Slope(0.0, 1.0, ulps=0.0)
+RELU = Slope(0.0, 1.0, ulps=0.0, kinks=(0.0,), curvature=0.0)
 CLIP = Slope(0.0, 1.0, ulps=0.0)
 SHRINK = Slope(0.0, 1.0, ulps=1.0)
 SMOOTH = Slope(0.0, 1.0, ulps=4.0)
-WAVE = Slope(-1.0, 1.0, ulps=4.0)
-SELU = Slope(0.0, _SELU_SLOPE, ulps=4.0)
-SIGMOID = Slope(0.0, 0.25, ulps=4.0)
-HARD_SIGMOID = Slope(0.0, nextafter(1 / 6, 1), ulps=2.0)
-ABS = Slope(-1.0, 1.0, ulps=0.0)
-# The extreme slopes of these four, rounded outwards; tests/network/test_slopes.py proves each on a grid.
-GELU = Slope(-0.12890414518516, 1.12890414518516, ulps=8.0)
-GELU_TANH = Slope(-0.12899306865878, 1.12899306865878, ulps=8.0)
-SILU = Slope(-0.09983932012887, 1.09983932012887, ulps=8.0)
-MISH = Slope(-0.11252612238947, 1.08849816125173, ulps=8.0)
-HARD_SWISH = Slope(-0.5, 1.5, ulps=4.0)
+WAVE = Slope(-1.0, 1.0, ulps=4.0, curvature=1.0)
+SELU = Slope(0.0, _SELU_SLOPE, ulps=4.0, kinks=(0.0,), curvature=_SELU_SLOPE)
+# The largest |φ″| of these, rounded up: 4/(3√3), 3√3/8, 2/(3√3), 1/4, 2 and 1/(6√3).
+TANH, ATAN, ASINH = smooth(0.76980036), smooth(0.64951906), smooth(0.38490018)
+LOG_SIGMOID, SOFTSIGN = smooth(0.25), smooth(2.0, 0.0)
+SIGMOID = Slope(0.0, 0.25, ulps=4.0, curvature=0.09622505)
+HARD_SIGMOID = Slope(0.0, nextafter(1 / 6, 1), ulps=2.0, kinks=(-3.0, 3.0), curvature=0.0)
+ABS = Slope(-1.0, 1.0, ulps=0.0, kinks=(0.0,), curvature=0.0)
+# The extreme slopes and curvatures of these four, rounded outwards; tests/network/test_slopes.py proves each on a grid.
+GELU = Slope(-0.12890414518516, 1.12890414518516, ulps=8.0, curvature=0.79788457)
+GELU_TANH = Slope(-0.12899306865878, 1.12899306865878, ulps=8.0, curvature=0.79788457)
+SILU = Slope(-0.09983932012887, 1.09983932012887, ulps=8.0, curvature=0.5)
+MISH = Slope(-0.11252612238947, 1.08849816125173, ulps=8.0, curvature=0.6443)
+HARD_SWISH = Slope(-0.5, 1.5, ulps=4.0, kinks=(-3.0, 3.0), curvature=nextafter(1 / 3, 1))
 SOFTMAX = Slope(0.0, 0.5, elementwise=False, ulps=32.0)

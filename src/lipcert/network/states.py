@@ -1,4 +1,4 @@
-"""What is put back afterwards: the modes and attributes of modules, and the messages of torch."""
+"""What is put back afterwards: the modes and attributes of modules, their hooks, and the messages of torch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from torch import nn
 
@@ -32,6 +33,19 @@ def unchanged(model: nn.Module) -> Iterator[None]:
         for attributes, before in states:
             attributes.clear()
             attributes.update(before)
+
+
+def bare(module: nn.Module) -> nn.Module:
+    """The same module, with all its attributes, whose call is its `forward` alone: no hook runs around it."""
+
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return self.forward(*args, **kwargs)
+
+    kind = type(module)
+    attributes = {"__call__": call, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    twin: nn.Module = object.__new__(type(kind.__name__, (kind,), attributes))
+    object.__setattr__(twin, "__dict__", vars(module))
+    return twin
 
 
 @contextmanager

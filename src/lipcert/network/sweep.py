@@ -26,6 +26,17 @@ Piece = tuple[int, int]
 """(part, row of that part)."""
 
 
+def joined_pairs(network: Network, last: int) -> list[Pair]:
+    """The pairs (j, i), i < j ≤ last, that a linear path joins, by j, then i."""
+    after, _ = network.reach()
+    pairs = []
+    for j in range(1, last + 1):
+        for i in range(j):
+            if network.sites[j].source in after[i]:
+                pairs.append((j, i))
+    return pairs
+
+
 class Sweep:
     """The schedule for the pairs (j, i), i < j ≤ last, that a linear path joins, or for `only` some of them.
 
@@ -40,10 +51,9 @@ class Sweep:
         self.ends: dict[int, list[Pair]] = {}
         self._position: list[dict[Pair, int]] = [{} for _ in network.nodes]
         after, before = network.reach()
-        for j in range(1, last + 1):
-            for i in range(j):
-                if network.sites[j].source in after[i] and (only is None or (j, i) in only):
-                    self._add((j, i), after[i] & before[j - 1])
+        for j, i in joined_pairs(network, last):
+            if only is None or (j, i) in only:
+                self._add((j, i), after[i] & before[j - 1])
         self.starts = dict(sorted(self.starts.items()))
         self._schedule()
 

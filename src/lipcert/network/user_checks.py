@@ -11,6 +11,7 @@ from copy import deepcopy
 import torch
 from torch import Tensor
 
+from lipcert.network.kinds import is_torchs
 from lipcert.network.linear import Function, LinearOp
 from lipcert.network.rules.call import Call, Refusal
 from lipcert.network.slopes import Slope
@@ -23,7 +24,7 @@ _TOLERANCE = 1e-3
 
 def is_users(call: Call) -> bool:
     """Whether an operation is a module with a rule, or an operator that is not torch's own."""
-    return call.module is not None or getattr(call.node.target, "namespace", "aten") != "aten"
+    return call.module is not None or not is_torchs(call.node)
 
 
 def _inputs(call: Call, rows: int) -> list[Tensor]:

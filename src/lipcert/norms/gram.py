@@ -71,17 +71,28 @@ def bound_matrix_norm(matrix: np.ndarray) -> float:
     return bound_spectral_norm(matrix)
 
 
-def gram_plan(network: Network, pairs: Sequence[Pair], limit: int, memory: int) -> dict[Side, list[Pair]]:
-    """The side from which the matrix of each pair is formed: the smaller one.
-
-    Pairs whose smaller side exceeds `limit`, and those whose matrix exceeds `memory` bytes, are left out.
-    """
-    plan: dict[Side, list[Pair]] = {}
+def provable(network: Network, pairs: Sequence[Pair], limit: int, memory: int) -> list[Pair]:
+    """Pairs whose smaller side is within the limit and whose matrix fits into the memory."""
+    small = []
     for j, i in pairs:
         rows, columns = network.in_size(j), network.out_size(i)
-        if min(rows, columns) > limit or 8 * rows * columns > memory:
-            continue
-        side = ("pull", j) if rows <= columns else ("push", i)
+        if min(rows, columns) <= limit and 8 * rows * columns <= memory:
+            small.append((j, i))
+    return small
+
+
+def proof_cost(network: Network, pair: Pair, path: float) -> float:
+    """Multiplications of a proof: the matrix, by a path for each of its rows, its Gram matrix, its factors."""
+    j, i = pair
+    rows, columns = sorted((network.in_size(j), network.out_size(i)))
+    return rows * path + rows**2 * columns / 2 + rows**3 / 3
+
+
+def gram_plan(network: Network, pairs: Sequence[Pair]) -> dict[Side, list[Pair]]:
+    """The side from which the matrix of each pair is formed: the smaller one."""
+    plan: dict[Side, list[Pair]] = {}
+    for j, i in pairs:
+        side = ("pull", j) if network.in_size(j) <= network.out_size(i) else ("push", i)
         plan.setdefault(side, []).append((j, i))
     return plan
 

@@ -1,15 +1,14 @@
-"""Randomised upper bounds on ‖B_ji‖: Lanczos from a fresh random start, all norms of a sweep in one batch.
+"""Lanczos processes for many maps at a time: all pairs of a sweep in one batch.
 
-For a symmetric positive semidefinite A of order n and a start drawn uniformly from the sphere, the largest Ritz value
-θ_k after k steps satisfies P[θ_k < (1 − ε)·λ_max] ≤ 1.648·√n·exp(−√ε(2k − 1)) (Kuczyński & Woźniakowski 1992). So
-√(θ_k/(1 − ε)) is an upper bound on the norm, except with that probability. The start must be independent of A: it is
-drawn anew for every bound, never warm.
+A is BᵀB for pairs whose smaller side is the output of site i, and BBᵀ for those whose smaller side is the input of
+site j. After k steps A V = V T + β v eᵀ with orthonormal columns V and a tridiagonal T, whose eigenvalues (Ritz values)
+approach those of A from below.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from math import ceil, exp, inf, log, prod, sqrt
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf, prod
 
 import numpy as np
 import torch
@@ -17,56 +16,64 @@ from scipy.linalg import eigh_tridiagonal
 from torch import Tensor
 
 from lipcert.network.normal_form import Network
+from lipcert.network.program import Shape
 from lipcert.network.sweep import Pair, Sweep
 from lipcert.progress import Report, no_report
 
-
-def failure_probability(n: int, steps: int, epsilon: float) -> float:
-    """The Kuczyński–Woźniakowski bound on P[θ_k < (1 − ε)·λ_max] for order n; zero once the steps exhaust the space."""
-    if steps >= n:
-        return 0.0
-    return min(1.0, 1.648 * sqrt(n) * exp(-sqrt(epsilon) * (2 * steps - 1)))
+_DROPPED = 0.8
+_ROWS = 6
+"""Rows of every pair that are in memory at a time, beside its basis."""
 
 
-def required_steps(n: int, epsilon: float, probability: float) -> int:
-    """The smallest number of steps whose failure probability is at most `probability`."""
-    steps = ceil((log(1.648 * sqrt(n) / probability) / sqrt(epsilon) + 1) / 2)
-    return max(1, min(n, steps))
+def cost(steps: int, path: float) -> float:
+    """Multiplications of this many steps."""
+    return 2 * steps * path
 
 
-def eigenvalue_gap(inflation: float) -> float:
-    """ε for eigenvalues such that 1/√(1 − ε) = 1 + inflation for norms."""
-    return 1 - (1 + inflation) ** -2
+def memory(network: Network, pair: Pair, steps: int) -> int:
+    """Bytes for one pair: the basis, and a row at the widest nodes."""
+    n = order(network, pair)
+    widest = max(prod(node.shape) for node in network.nodes)
+    return 8 * (min(steps, n) * n + _ROWS * widest)
 
 
-def gap_after(n: int, steps: int, epsilon: float) -> float:
-    """ε after this many steps. Steps that exhaust the space leave only what a numerically early end can hide."""
-    if steps >= n:
-        return min(epsilon, 1e-3)
-    return epsilon
+def order(network: Network, pair: Pair) -> int:
+    """n of the matrix A of a pair."""
+    j, i = pair
+    return min(network.out_size(i), network.in_size(j))
 
 
-class _Process:
-    """Lanczos for one pair, with A = BᵀB or BBᵀ."""
+class Process:
+    """Lanczos for one pair."""
 
     def __init__(self, start: Tensor, steps: int) -> None:
-        """`start` is one row, of length 1."""
-        self.vector = start
+        """`start` is one row."""
         self.done = False
-        self._basis = start.new_zeros(steps, start.numel())  # orthonormal rows, filled one by one
-        self._basis[0] = start.reshape(-1)
+        self._basis = start.new_empty(steps, start.numel())  # orthonormal rows, filled one by one
+        self._basis[0] = start.reshape(-1) / torch.linalg.vector_norm(start)
+        self.vector = self._basis[0].reshape(start.shape)
         self._alpha: list[float] = []
         self._beta: list[float] = []
 
     def advance(self, image: Tensor) -> None:
-        """One step: orthogonalise A q against the whole basis, twice, and append the next vector."""
+        """One step: orthogonalise A q against the whole basis, and append the next vector.
+
+        The two parts that A q has in exact arithmetic are removed first. What the rest of the basis then removes is
+        rounding, so that once is enough; twice if little is left.
+        """
         step = len(self._alpha)
         w = image.reshape(-1)
         known = self._basis[: step + 1]
         self._alpha.append(float(known[step] @ w))
-        for _ in range(2):
-            w = w - known.T @ (known @ w)
+        w = w - self._alpha[-1] * known[step]
+        if step > 0:
+            w = w - self._beta[-1] * known[step - 1]
+        before = float(torch.linalg.vector_norm(w))
+        w = w - known.T @ (known @ w)
         norm = float(torch.linalg.vector_norm(w))
+        if norm < 0.7 * before:
+            w = w - known.T @ (known @ w)
+            norm = float(torch.linalg.vector_norm(w))
         scale = max(*self._alpha, *self._beta, 1e-300)
         if step + 1 == len(self._basis) or norm <= 1e-14 * scale:
             self.done = True
@@ -75,55 +82,76 @@ class _Process:
         self._basis[step + 1] = w / norm
         self.vector = self._basis[step + 1].reshape(self.vector.shape)
 
+    def left(self) -> int:
+        """How many steps are left."""
+        return 0 if self.done else len(self._basis) - len(self._alpha)
+
     def ritz(self) -> float:
         """The largest Ritz value; infinite if the products overflow."""
         if not np.isfinite([*self._alpha, *self._beta]).all():
             return inf
-        values = eigh_tridiagonal(
-            np.array(self._alpha), np.array(self._beta[: len(self._alpha) - 1]), eigvals_only=True
-        )
+        count = len(self._alpha)
+        values = eigh_tridiagonal(np.array(self._alpha), np.array(self._beta[: count - 1]), eigvals_only=True)
         return max(float(values[-1]), 0.0)
 
 
 @torch.no_grad()
-def lanczos_values(
+def run_lanczos(
     network: Network,
     steps: Mapping[Pair, int],
-    generator: torch.Generator,
+    seed: int,
     progress: Report = no_report,
-) -> dict[Pair, float]:
-    """√(largest Ritz value) of every pair after its number of steps.
+) -> dict[Pair, Process]:
+    """As many steps for every pair; its start depends on the seed and the pair only."""
+    processes: dict[Pair, Process] = {}
+    for pair, (_, shape) in _smaller_sides(network, steps).items():
+        start = _random_vector(prod(shape), (seed, *pair)).to(network.device)
+        processes[pair] = Process(start.reshape(1, *shape), min(steps[pair], prod(shape)))
+    work = sum(process.left() for process in processes.values())
+    batch = _Batch(network, list(steps))
+    while batch.pairs:
+        batch.advance(processes)
+        active = [pair for pair in batch.pairs if not processes[pair].done]
+        if len(active) < _DROPPED * len(batch.pairs):  # those that are done no longer travel
+            batch = _Batch(network, active)
+        progress(1 - sum(process.left() for process in processes.values()) / work)
+    return processes
 
-    A is BᵀB for pairs whose smaller side is the output of site i, and BBᵀ for those whose smaller side is the input of
-    site j. All pairs of a kind travel in one batch.
-    """
-    last, most_steps = max(j for j, _ in steps), max(steps.values())
-    processes: dict[Pair, _Process] = {}
-    on_start, on_end = [], []
-    for j, i in Sweep(network, last, only=steps).pairs:
+
+def _random_vector(n: int, key: tuple[int, ...]) -> Tensor:
+    state = np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> np.uint64(1)
+    return torch.randn(n, generator=torch.Generator().manual_seed(int(state)), dtype=torch.float64)
+
+
+def _smaller_sides(network: Network, pairs: Iterable[Pair]) -> dict[Pair, tuple[bool, Shape]]:
+    """Whether A acts on the output of site i, the smaller side, and the shape of its vectors."""
+    sides = {}
+    for j, i in sorted(pairs):
         if network.out_size(i) <= network.in_size(j):
-            on_start.append((j, i))
-            shape = network.nodes[network.sites[i].output].shape
+            sides[j, i] = True, network.nodes[network.sites[i].output].shape
         else:
-            on_end.append((j, i))
-            shape = network.nodes[network.sites[j].source].shape
-        start = torch.randn(prod(shape), generator=generator, dtype=torch.float64).to(network.device)
-        start = start / torch.linalg.vector_norm(start)
-        processes[j, i] = _Process(start.reshape(1, *shape), min(steps[j, i], prod(shape)))
-    from_start = Sweep(network, last, only=on_start)
-    from_end = Sweep(network, last, only=on_end)
-    for step in range(most_steps):
-        images = from_start.adjoint(from_start.forward(_vectors(processes, from_start.starts)))
-        _advance(processes, from_start.starts, images)
-        images = from_end.forward(from_end.adjoint(_vectors(processes, from_end.ends)))
-        _advance(processes, from_end.ends, images)
-        progress((step + 1) / most_steps)
-        if all(process.done for process in processes.values()):
-            break
-    return {pair: sqrt(process.ritz()) for pair, process in processes.items()}
+            sides[j, i] = False, network.nodes[network.sites[j].source].shape
+    return sides
 
 
-def _vectors(processes: Mapping[Pair, _Process], rows: Mapping[int, Sequence[Pair]]) -> dict[int, Tensor]:
+class _Batch:
+    """Pairs that travel together: with BᵀB from the outputs of sites, with BBᵀ from the inputs."""
+
+    def __init__(self, network: Network, pairs: Sequence[Pair]) -> None:
+        self.pairs = pairs
+        last = max((j for j, _ in pairs), default=0)
+        sides = _smaller_sides(network, pairs)
+        self._from_start = Sweep(network, last, only={pair for pair in pairs if sides[pair][0]})
+        self._from_end = Sweep(network, last, only={pair for pair in pairs if not sides[pair][0]})
+
+    def advance(self, processes: Mapping[Pair, Process]) -> None:
+        """One step of all pairs."""
+        start, end = self._from_start, self._from_end
+        _advance(processes, start.starts, start.adjoint(start.forward(_vectors(processes, start.starts))))
+        _advance(processes, end.ends, end.forward(end.adjoint(_vectors(processes, end.ends))))
+
+
+def _vectors(processes: Mapping[Pair, Process], rows: Mapping[int, Sequence[Pair]]) -> dict[int, Tensor]:
     """By site, one row for each of its pairs: the vector of its process."""
     vectors = {}
     for site, pairs in rows.items():
@@ -132,22 +160,10 @@ def _vectors(processes: Mapping[Pair, _Process], rows: Mapping[int, Sequence[Pai
 
 
 def _advance(
-    processes: Mapping[Pair, _Process], rows: Mapping[int, Sequence[Pair]], images: Mapping[int, Tensor]
+    processes: Mapping[Pair, Process], rows: Mapping[int, Sequence[Pair]], images: Mapping[int, Tensor]
 ) -> None:
     """Take in the rows of A q; a process that is done ignores its own."""
     for site, pairs in rows.items():
         for row, pair in enumerate(pairs):
             if not processes[pair].done:
                 processes[pair].advance(images[site][row])
-
-
-def upper_bound(ritz: float, epsilon: float, relative_error: float, steps: int) -> float:
-    """The norm's upper bound from √θ_k, with an allowance for inexact products.
-
-    With full reorthogonalisation, products that are inexact by a relative error η act like a matrix perturbed by
-    √k·η; the Chebyshev polynomial behind the bound has derivative k², so the allowance is k²·√k·η.
-    """
-    allowance = float(steps**2.5) * relative_error + 1e-12
-    if allowance >= 1:
-        return inf
-    return ritz / sqrt(1 - epsilon) * (1 + allowance)

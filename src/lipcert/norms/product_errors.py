@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lipcert.errors import UnsupportedError, UnsupportedNode
 from lipcert.network.linear import LinearOp, Scale
-from lipcert.network.normal_form import Network
+from lipcert.network.normal_form import Network, Node
 from lipcert.network.sweep import Pair
 from lipcert.rounding import UNDERFLOW, gamma, round_up
 
@@ -70,6 +70,7 @@ class ProductErrors:
                 readers[edge.source] += 1
             self._edges.append(edges)
         self._fan_out = max(readers.values(), default=0)  # additions at a node of an adjoint product
+        self._roundoff = [self._node_roundoff(node) for node in network.nodes]
         self._leaving, self._arriving = _scaled_outputs(network, readers), _scaled_inputs(network)
 
     def copy(self) -> ProductErrors:
@@ -85,16 +86,19 @@ class ProductErrors:
     def error(self, pair: Pair) -> float:
         """The bound for one pair: Σ over nodes of (norm into the node)·γ·(norm from the node on)."""
         j, i = pair
-        reach, reach_back = self._norms_from(i), self._norms_to(j)
+        between = range(self.network.sites[i].output, self.network.sites[j].source + 1)
+        reach, reach_back = self._norms_from(i, between), self._norms_to(j, between)
         total = 0.0
-        for v, node in enumerate(self.network.nodes):
+        for v in between:
             onward = reach_back.get(v, 0.0)
-            if onward == 0.0:
-                continue
-            terms = max((edge.op.accumulations for edge in node.edges), default=0)
-            roundings = terms + len(node.edges) + self._fan_out + 2
-            total += gamma(roundings) * self._norm_into(v, reach) * onward
+            if onward > 0.0:
+                total += self._roundoff[v] * self._norm_into(v, reach) * onward
         return total * (1 + 1e-6)  # errors of errors, and the rounding of this sum
+
+    def _node_roundoff(self, node: Node) -> float:
+        """γ for what is summed at a node, in products with the map or its transpose."""
+        terms = max((edge.op.accumulations for edge in node.edges), default=0)
+        return gamma(terms + len(node.edges) + self._fan_out + 2)
 
     def _norm_into(self, v: int, reach: Mapping[int, float]) -> float:
         """Σ ‖|A|‖·(norm up to the source) over the edges of a node."""
@@ -103,23 +107,24 @@ class ProductErrors:
             total += norm * reach.get(source, 0.0)
         return total
 
-    def _norms_from(self, i: int) -> dict[int, float]:
-        """Bounds on the norms of the maps from the output of site i to every node."""
-        reach = {self.network.sites[i].output: 1.0}
-        for v, edges in enumerate(self._edges):
-            if any(source in reach for source, _ in edges):
-                reach[v] = self._norm_into(v, reach)
+    def _norms_from(self, i: int, between: range) -> dict[int, float]:
+        """Bounds on the norms of the maps from the output of site i to the nodes behind it."""
+        reach = {between.start: 1.0}
+        for v in between:
             if v not in reach:
-                continue
+                norm = self._norm_into(v, reach)
+                if norm == 0.0:
+                    continue
+                reach[v] = norm
             for k, factor in self._arriving.get(v, []):
                 if (k, i) in self.known:
                     reach[v] = min(reach[v], self.known[k, i] * factor)
         return reach
 
-    def _norms_to(self, j: int) -> dict[int, float]:
-        """Bounds on the norms of the maps from every node to the input of site j."""
-        back = {self.network.sites[j].source: 1.0}
-        for v in reversed(range(len(self._edges))):
+    def _norms_to(self, j: int, between: range) -> dict[int, float]:
+        """Bounds on the norms of the maps from the nodes before it to the input of site j."""
+        back = {between[-1]: 1.0}
+        for v in reversed(between):
             if v not in back:
                 continue
             for k, factor in self._leaving.get(v, []):

@@ -13,7 +13,7 @@ from lipcert.files import write_text
 from lipcert.layout import FIGURES, LATEX, MARKDOWN, PAGE
 from lipcert.report.drawing import Drawings
 from lipcert.report.sections import SECTIONS, Material
-from lipcert.report.side_by_side import compare, percent
+from lipcert.report.side_by_side import around_attacked, compare, percent
 from lipcert.report.slider import slider
 from lipcert.runs import RunFolder, read_runs
 
@@ -68,9 +68,12 @@ def _lead(runs: Sequence[RunFolder]) -> list[str]:
         f"radius of {median:.3g} or more."
     ]
     if run.distance is not None:
-        standing = percent(run.attacked_at(epsilon), 1)
+        standing, around = percent(run.attacked_at(epsilon), 1), around_attacked(run, epsilon)
+        same = ""
+        if around is not None and len(run.distance) < len(run.certificates):
+            same = f" ({percent(around[0], 1)} of these are certified, {percent(around[1], 1)} right)"
         sentences.append(
-            f"Attacks of that size leave {standing} of the {len(run.distance):,} attacked images standing, "
+            f"Attacks of that size leave {standing} of the {len(run.distance):,} attacked images standing{same}, "
             "and none has succeeded inside a certified radius."
         )
     for other in runs[1:]:

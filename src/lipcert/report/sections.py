@@ -92,6 +92,7 @@ def accuracy_section(material: Material) -> Content:
         "frame": FRAME,
         "colours": run_colours(material.runs),
         "any_attacked": any(run.distance is not None for run in material.runs),
+        "local": [f"{run.name}: {text}." for run in material.runs if (text := run.summary.local_shares())],
         "absent": material.absent("Accuracy under attack is", "attacks", lambda run: run.distance is not None),
     }
 

@@ -11,7 +11,8 @@ from lipcert.runs import RunFolder
 def compare(runs: Sequence[RunFolder]) -> TextTable:
     """Clean, attacked and certified accuracies at every ε of any run, radii, constants and times.
 
-    Attacked accuracies are shares of the inputs attacked; if these are fewer than those certified, a column says so.
+    Attacked accuracies are shares of the inputs attacked; if these are fewer than those certified, a column says so,
+    and the certified and the clean share of the same inputs stand around them.
     """
     epsilons = sorted({epsilon for run in runs for epsilon in run.summary.epsilons})
     attacked = any(run.distance is not None for run in runs)
@@ -35,13 +36,29 @@ def _row(run: RunFolder, epsilons: Sequence[float], attacked: bool, partly: bool
         cells.append(_attacked_inputs(run))
     for epsilon in epsilons:
         if attacked:
-            cells.append(percent(run.attacked_at(epsilon)))
+            cells.append(_attacked(run, epsilon))
         cells.append(percent(run.certified_at(epsilon)))
     cells.append(f"{float(run.certificates.radius.median()):.4g}")
     constant = run.summary.mean_constant
     cells.append(NOTHING if constant is None else f"{constant:.4g}")
     cells.append(duration(run.summary.training_seconds))
     return cells
+
+
+def _attacked(run: RunFolder, epsilon: float) -> str:
+    """The share that attacks leave standing; of a part, between the certified and the clean share of the same."""
+    around = around_attacked(run, epsilon)
+    if around is None or run.distance is None or len(run.distance) == len(run.certificates):
+        return percent(run.attacked_at(epsilon))
+    certified, clean = around
+    return f"{percent(certified)} ≤ {percent(run.attacked_at(epsilon))} ≤ {percent(clean)}"
+
+
+def around_attacked(run: RunFolder, epsilon: float) -> tuple[float, float] | None:
+    """The certified and the clean share of the inputs that were attacked: that left standing lies between them."""
+    if run.attacked is None:
+        return None
+    return run.attacked.certified_accuracy(epsilon), run.attacked.clean_accuracy
 
 
 def _attacked_inputs(run: RunFolder) -> str:
@@ -54,7 +71,7 @@ def percent(share: float | None, digits: int = 2) -> str:
     """A share in percent."""
     if share is None:
         return NOTHING
-    return f"{100 * share:.{digits}f}\u2009%"
+    return f"{100 * share:.{digits}f}\u202f%"
 
 
 def duration(seconds: float | None) -> str:
@@ -62,7 +79,7 @@ def duration(seconds: float | None) -> str:
     if seconds is None:
         return NOTHING
     if seconds < 120:
-        return f"{seconds:.3g}\u2009s"
+        return f"{seconds:.3g}\u202fs"
     if seconds < 7200:
-        return f"{seconds / 60:.0f}\u2009min"
-    return f"{seconds / 3600:.1f}\u2009h"
+        return f"{seconds / 60:.0f}\u202fmin"
+    return f"{seconds / 3600:.1f}\u202fh"

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lipcert.attacks import ON_SPHERE
+from lipcert.certificate import Certificates
 from lipcert.display.style import COLOURS, MEANING
 from lipcert.runs import RunFolder
 
@@ -99,12 +100,14 @@ class _Numbers:
     """Sorted radii of correct predictions, and sorted distances of those that were fooled at any distance.
 
     survivors: correct predictions among the `attacked` inputs, fooled at some distance or not at all.
+    attacked_radii: sorted radii of these, so that shares of the same inputs stand side by side.
     """
 
     radii: NDArray[np.float64]
     distances: NDArray[np.float64]
     survivors: int
     attacked: int
+    attacked_radii: NDArray[np.float64]
 
     def as_dict(self, count: int) -> dict[str, Any]:
         return {
@@ -113,16 +116,22 @@ class _Numbers:
             "distances": self.distances.tolist(),
             "survivors": self.survivors,
             "attacked": self.attacked,
+            "attacked_radii": self.attacked_radii.tolist() if self.attacked < count else [],
         }
 
 
 def _numbers(run: RunFolder) -> _Numbers:
-    radii = np.sort(np.minimum(run.certificates.radius[run.certificates.correct].numpy(), _LARGEST))
+    radii = _sorted_radii(run.certificates)
     if run.attacked is None or run.distance is None:
-        return _Numbers(radii, np.empty(0), 0, 0)
+        return _Numbers(radii, np.empty(0), 0, 0, np.empty(0))
     distances = run.distance[run.attacked.correct].numpy()
     fooled = np.sort(distances[np.isfinite(distances)])
-    return _Numbers(radii, fooled, len(distances), len(run.attacked))
+    return _Numbers(radii, fooled, len(distances), len(run.attacked), _sorted_radii(run.attacked))
+
+
+def _sorted_radii(certificates: Certificates) -> NDArray[np.float64]:
+    """Of correct predictions."""
+    return np.sort(np.minimum(certificates.radius[certificates.correct].numpy(), _LARGEST))
 
 
 def _points(run: RunFolder, share: Callable[[float], float | None], scale: _Scale) -> list[tuple[float, float]]:

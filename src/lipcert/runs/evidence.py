@@ -131,7 +131,8 @@ def write_gallery(model: nn.Module, test: Split, certificates: Certificates, fol
     Each with the closest image with another prediction that DDN finds, in the range of pixels.
     """
     chosen = _choose(certificates)
-    if not chosen:
+    are_pictures = test.images.ndim == 4 and test.images.shape[1] in (1, 3)
+    if not chosen or not are_pictures:
         return []
     index = torch.tensor([place for place, _ in chosen])
     x, shown = test.pixels(index), take(certificates, index)

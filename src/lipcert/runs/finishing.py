@@ -18,6 +18,7 @@ from lipcert.layout import BOUND, CERTIFICATES
 from lipcert.models import LoadedModel
 from lipcert.progress import Progress
 from lipcert.runs.evidence import attack_inputs, write_constants, write_gallery
+from lipcert.runs.locally import certify_locally, larger_radii, norm_name
 from lipcert.runs.summary import Accuracy, Summary
 
 UNITS = "l2, pixels in [0, 1]"
@@ -33,6 +34,8 @@ class Task:
     attacked: int
     method: str = "liplt"
     fit: FitOptions | None = None
+    local_norm: float | None = None
+    """In which norm bounds over balls are wanted, too; None for none."""
 
 
 def finish_folder(loaded: LoadedModel, task: Task, folder: Path, progress: Progress) -> Summary:
@@ -43,22 +46,31 @@ def finish_folder(loaded: LoadedModel, task: Task, folder: Path, progress: Progr
     began = time.perf_counter()
     bound, certificates = certify_test(loaded, task, folder, progress)
     certified = time.perf_counter()
+    local = None
+    if task.local_norm is not None:
+        names = (loaded, task.dataset, bound, task.local_norm, task.epsilons, len(certificates), folder, progress)
+        local = certify_locally(*names)
+    bounded = time.perf_counter()
     test = task.dataset.test.take(slice(0, len(certificates)))
     attacked = min(task.attacked, len(test))
-    standing = attack_inputs(loaded.model, test, certificates, task.epsilons, attacked, folder, progress)
+    judged = larger_radii(certificates, local, task.local_norm or 2)
+    standing = attack_inputs(loaded.model, test, judged, task.epsilons, attacked, folder, progress)
     write_constants(loaded, bound, folder, progress)
     gallery = write_gallery(loaded.model, test, certificates, folder)
     accuracies = []
     for epsilon, left in zip(task.epsilons, standing, strict=True):
-        accuracies.append(Accuracy(epsilon, certificates.certified_accuracy(epsilon), left))
+        share = None if local is None else local.certified_accuracy(epsilon)
+        accuracies.append(Accuracy(epsilon, certificates.certified_accuracy(epsilon), left, share))
     summary = _described(loaded, task.dataset, bound, certificates, tuple(accuracies))
     ended = time.perf_counter()
     return replace(
         summary,
+        local_norm=None if task.local_norm is None else norm_name(task.local_norm),
+        local_seconds=None if local is None else bounded - certified,
         attacked_inputs=attacked,
         gallery=tuple(gallery),
         certifying_seconds=certified - began,
-        attacking_seconds=ended - certified,
+        attacking_seconds=ended - bounded,
         seconds=ended - began,
     )
 

@@ -16,11 +16,12 @@ from lipcert.layout import CONFIG, SUMMARY
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Shares of the test inputs at one ε: certified, and left standing by attacks, if there were any."""
+    """Shares of the test inputs at one ε: certified, left standing by attacks, and certified locally, if they were."""
 
     epsilon: float
     certified: float
     attacked: float | None = None
+    local: float | None = None
 
 
 @dataclass(frozen=True)
@@ -66,10 +67,13 @@ class Summary:
     mean_radius: float = 0.0
     median_radius: float = 0.0
     class_names: tuple[str, ...] = ()
+    local_norm: str | None = None
+    """The norm of the local certificates, "l2" or "l∞"; None if there are none."""
     attacked_inputs: int = 0
     gallery: tuple[Example, ...] = ()
     training_seconds: float | None = None
     certifying_seconds: float | None = None
+    local_seconds: float | None = None
     attacking_seconds: float | None = None
     seconds: float | None = None
 
@@ -77,6 +81,16 @@ class Summary:
     def epsilons(self) -> list[float]:
         """The sizes of perturbations that the accuracies are for."""
         return [entry.epsilon for entry in self.at]
+
+    def local_shares(self) -> str:
+        """The shares that are certified locally, in words; empty if there are none."""
+        shares = []
+        for entry in self.at:
+            if entry.local is not None:
+                shares.append(f"{entry.local:.2%} at ε = {entry.epsilon:.4g}")
+        if not shares:
+            return ""
+        return f"certified locally ({self.local_norm}): {', '.join(shares)}"
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, without those that are not known."""

@@ -19,15 +19,18 @@ from pydantic import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
+    SerializeAsAny,
     ValidationError,
+    WrapValidator,
     model_validator,
 )
 
 from lipcert.bounds import estimator as estimators
 from lipcert.bounds.targets import TARGETS
 from lipcert.errors import ConfigError, nearest
-from lipcert.losses.loss import LOSSES, Epsilon, Positive, TrainingLoss
-from lipcert.models import zoo
+from lipcert.losses import LOSSES, SignedRadiusLoss, TrainingLoss
+from lipcert.losses.loss import Epsilon, Positive
+from lipcert.training.own_names import network_name, own_or_known
 from lipcert.training.parsing import apply_overrides, explain, read_toml, toml_text
 
 
@@ -51,14 +54,19 @@ def _one_of(choices: Sequence[str]) -> AfterValidator:
     return AfterValidator(check)
 
 
+_STEPS = 16  # how many an epoch has at least, where the size of batches is not set
+
+
 class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 if TYPE_CHECKING:
     LossConfig = TrainingLoss
-else:  # one of the registered losses, told apart by their field `type`
-    LossConfig = Annotated[reduce(or_, LOSSES.values()), Field(discriminator="type")]
+else:  # one of the registered losses, told apart by their field `type`, or module:function
+    LossConfig = Annotated[
+        reduce(or_, LOSSES.values()), Field(discriminator="type"), WrapValidator(own_or_known), SerializeAsAny()
+    ]
 
 
 class EstimatorConfig(_Model):
@@ -76,12 +84,13 @@ class EstimatorConfig(_Model):
 
 
 class OptimizerConfig(_Model):
-    """Adam with the paper's constants; type "muon" moves the matrices of dense layers by Muon instead.
+    """Adam with the paper's constants; type "muon" moves the matrices of dense layers by Muon instead, "muon-kernels"
+    the kernels of convolutions too.
 
     muon_lr: the learning rate of Muon, as a multiple of Adam's. momentum, weight_decay: of Muon.
     """
 
-    type: Literal["adam", "muon"] = "adam"
+    type: Literal["adam", "muon", "muon-kernels"] = "adam"
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
     eps: Positive = 1e-7
@@ -91,8 +100,13 @@ class OptimizerConfig(_Model):
 
 
 class ScheduleConfig(_Model):
-    """The paper's (lr_0, lr_f, lr_decay): see `training.schedule`."""
+    """The paper's (lr_0, lr_f, lr_decay), or a linear decay to zero: see `training.schedule`.
 
+    warmup_steps: the first steps, over which the learning rate grows to its value.
+    """
+
+    decay: Literal["exponential", "linear"] = "exponential"
+    warmup_steps: NonNegativeInt = 0
     lr0: Positive = 1e-3
     lrf: Positive = 1e-5
     decay_epoch: NonNegativeInt = 0
@@ -109,40 +123,52 @@ class AugmentationConfig(_Model):
 class TrainConfig(_Model):
     """Everything that determines a run.
 
-    model: a network of the zoo. data: a data set of `lipcert.data.load`. epsilons: in pixels in [0, 1].
-    input_range: [−1, 1] adds a first layer that maps pixels there; radii stay in pixels.
-    warmup_epochs: the first ones, trained by cross-entropy alone. classes_per_batch: 0 for no limit.
-    clip_norm: largest norm of the gradient, 0 for no limit. precision: of the forward pass, never of the constants.
-    compare_standard: also train a twin by cross-entropy alone. attack_inputs: how many test inputs are attacked at the
-    end, evenly spread over the test split. execution: the arithmetic in which the trained model is certified and
-    attacked; in float64 rounding costs nothing. note: what a reader of the results has to know.
+    model: a network of the zoo, or module:factory. data: a name or path for `lipcert.data.load`. epsilons: in pixels in
+    [0, 1]. init_from: weights to begin with, a file or a run folder. loss: also module:function, see `OwnLoss`.
+    input_range: [−1, 1] adds a first layer that maps pixels there; radii stay in pixels. validation: so many training
+    images are kept aside and watched in place of the test split. batch_size: if not set, 512, or less for small data.
+    warmup_epochs: the first ones, trained by cross-entropy alone. classes_per_batch: 0 for no limit. clip_norm: largest
+    norm of the gradient, 0 for no limit. precision: of the forward pass, never of the constants. compare_standard: also
+    train a twin by cross-entropy alone. attack_inputs: how many test inputs are attacked at the end, evenly spread over
+    the test split. execution: the arithmetic in which the trained model is certified and attacked; in float64 rounding
+    costs nothing. note: what a reader of the results has to know.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "run"
     note: str = ""
-    model: Annotated[str, _one_of(zoo.names())]
+    model: Annotated[str, AfterValidator(network_name)]
     data: str
     seed: NonNegativeInt = 0
     epochs: PositiveInt
     warmup_epochs: NonNegativeInt = 0
+    validation: NonNegativeInt = 0
     batch_size: PositiveInt = 512
     classes_per_batch: NonNegativeInt = 0
     input_range: tuple[FiniteFloat, FiniteFloat] = (0.0, 1.0)
     init: Literal["default", "orthogonal"] = "default"
+    init_from: str = ""
     clip_norm: NonNegativeFloat = 0.0
     precision: Literal["32-true", "bf16-mixed"] = "32-true"
-    epsilons: Annotated[tuple[Epsilon, ...], Field(min_length=1), BeforeValidator(_listed), AfterValidator(_distinct)]
+    epsilons: Annotated[
+        tuple[Epsilon, ...], Field(min_length=1), BeforeValidator(_listed), AfterValidator(_distinct)
+    ] = (0.25,)
     eval_every: PositiveInt = 1
     checkpoint_seconds: NonNegativeFloat = 60.0
     compare_standard: bool = False
     attack_inputs: NonNegativeInt = 1000
     execution: Literal["float32", "float64"] = "float32"
     tensorboard: bool = False
-    loss: LossConfig
+    loss: LossConfig = SignedRadiusLoss(type="signed-radius", t=5.0, r0=0.5)
     estimator: EstimatorConfig = EstimatorConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     augmentation: AugmentationConfig = AugmentationConfig()
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise ConfigError(explain(error, type(self))) from None
 
     @model_validator(mode="after")
     def _check_epochs(self) -> TrainConfig:
@@ -163,9 +189,9 @@ class TrainConfig(_Model):
     def parse(cls, values: dict[str, Any], source: str) -> TrainConfig:
         """A configuration from plain values; errors name `source`, the key and the nearest valid one."""
         try:
-            return cls.model_validate(values)
-        except ValidationError as error:
-            raise ConfigError(f"{source}: {explain(error, cls)}") from None
+            return cls(**values)
+        except ConfigError as error:
+            raise ConfigError(f"{source}: {error}") from None
 
     @classmethod
     def preset(cls, name: str) -> TrainConfig:
@@ -194,14 +220,25 @@ class TrainConfig(_Model):
     def with_overrides(self, overrides: str | Sequence[str]) -> TrainConfig:
         """A copy with some values replaced, each given as "key=value", such as "loss.t=4".
 
-        Another loss.type starts from that loss's own defaults. The note is about the data and the model: with others,
-        it is left out.
+        Another loss.type starts from that loss's own defaults. With other epochs, the schedule is stretched and the
+        warm-up cut short, unless they are given too. The note is about the data and the model: with others, it is left
+        out.
         """
         overrides = [overrides] if isinstance(overrides, str) else overrides
-        changed = self.parse(apply_overrides(self.model_dump(), overrides), "override")
+        values = self.model_dump()
+        if "batch_size" not in self.model_fields_set:
+            del values["batch_size"]
+        changed = self.parse(apply_overrides(values, overrides), "override")
         if (changed.data, changed.model) != (self.data, self.model) and changed.note == self.note:
             return changed.model_copy(update={"note": ""})
         return changed
+
+    def for_inputs(self, count: int) -> TrainConfig:
+        """With a batch size for so many training inputs, unless one is set: the power of two that makes 16 steps."""
+        if "batch_size" in self.model_fields_set:
+            return self
+        size = 2 ** max(count // _STEPS, 1).bit_length() // 2
+        return self.model_copy(update={"batch_size": min(max(size, 8), 512)})
 
     def standard_twin(self) -> TrainConfig:
         """The same run by cross-entropy alone."""

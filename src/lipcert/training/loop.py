@@ -19,7 +19,7 @@ from lipcert.progress import Progress
 from lipcert.training.checkpoint import Position, TrainingState, read_checkpoint, write_checkpoint
 from lipcert.training.config import TrainConfig
 from lipcert.training.monitor import MetricsLog, estimate_accuracies, mean_constants, spread, synchronise
-from lipcert.training.objective import Prepared, build_estimators, has_convolutions, objective
+from lipcert.training.objective import Prepared, build_estimators, objective
 from lipcert.training.optimizers import build_optimizers
 from lipcert.training.schedule import learning_rate
 
@@ -42,7 +42,7 @@ class Training:
         self.fabric, self.config, self.digest, self.dataset = fabric, config, digest, dataset
         self.path = folder / CHECKPOINT
         self.model = prepared.model
-        self.memory_format = torch.channels_last if has_convolutions(self.model) else torch.contiguous_format
+        self.memory_format = prepared.memory_format
         self.estimators = build_estimators(config, prepared)
         self.scales = list(self.estimators["estimator"].parameters())
         optimizers = build_optimizers(config, self.model, self.scales)
@@ -68,17 +68,15 @@ class Training:
             self.save(self.position)
         for epoch in range(self.position.epoch, config.epochs):
             began = time.perf_counter()
-            lr = learning_rate(config.schedule, epoch, config.epochs)
-            for optimizer in self.optimizers:
-                for group in optimizer.param_groups:
-                    group["lr"] = lr * group["pace"]
             batches = self.batches(epoch)
             steps = len(batches)
+            lr = learning_rate(config.schedule, epoch, config.epochs)
             sums = defaultdict(float, self.position.sums if self.fabric.is_global_zero else {})
             first = self.position.step if epoch == self.position.epoch else 0
             self.forward.train()
             synchronise(self.fabric, self.estimators)
             for step in range(first, steps):
+                lr = self.set_learning_rate(epoch, step, steps)
                 self.step(batches[step], epoch, step, lr, sums)
                 if step + 1 < steps:
                     progress("training", (epoch + (step + 1) / steps) / config.epochs, self.figures(epoch, sums))
@@ -87,6 +85,14 @@ class Training:
             self.log.append(self.measure(epoch, lr, self.total(sums), began))
             self.save(Position(epoch + 1))
             progress("training", (epoch + 1) / config.epochs, self.figures(epoch, sums))
+
+    def set_learning_rate(self, epoch: int, step: int, steps: int) -> float:
+        """The learning rate of the schedule, for all groups of parameters at their pace."""
+        lr = learning_rate(self.config.schedule, epoch, self.config.epochs, step, steps)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = lr * group["pace"]
+        return lr
 
     def step(self, index: Tensor, epoch: int, step: int, lr: float, sums: dict[str, float]) -> None:
         """One step of the optimizers on a global batch."""
@@ -160,7 +166,9 @@ class Training:
             record |= mean_constants(self.estimators)
             if (epoch + 1) % config.eval_every == 0 or epoch + 1 == config.epochs:
                 constants = self.estimators["estimator" if self.scales else "liplt"]
-                record |= estimate_accuracies(self.fabric, self.model, constants, self.dataset.test, config.epsilons)
+                watched = self.dataset.validation if config.validation else self.dataset.test
+                assert watched is not None
+                record |= estimate_accuracies(self.fabric, self.model, constants, watched, config.epsilons)
         except NonFiniteError as error:
             raise self.diverged(str(error), epoch, len(self.batches(epoch)), lr) from error
         if self.fabric.world_size > 1:

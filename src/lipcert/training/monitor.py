@@ -105,11 +105,16 @@ def synchronise(fabric: Fabric, estimators: Mapping[str, Estimator]) -> None:
             buffer.copy_(fabric.broadcast(buffer))
 
 
-def _tensorboard(folder: Path, epoch: int) -> Any:
+def summary_writer() -> Any:
+    """The class that writes for TensorBoard; an error if it is not installed."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         remedy = "pip install 'lipcert[tensorboard]', or set tensorboard=false"
         raise ConfigError(f"tensorboard is true, but TensorBoard is not installed; {remedy}") from None
-    writer: Any = SummaryWriter(folder / "tensorboard", purge_step=epoch + 1)
+    return SummaryWriter
+
+
+def _tensorboard(folder: Path, epoch: int) -> Any:
+    writer: Any = summary_writer()(folder / "tensorboard", purge_step=epoch + 1)
     return writer

@@ -9,40 +9,68 @@ from torch import Tensor, nn
 
 from lipcert.bounds.estimator import Estimator
 from lipcert.data import Dataset
+from lipcert.errors import ModelError
 from lipcert.losses import Loss
-from lipcert.models import zoo
+from lipcert.models.building import build_network
+from lipcert.models.reading import weights_file
+from lipcert.models.weights import load_weights
 from lipcert.network.build import trace
 from lipcert.network.normal_form import Network
+from lipcert.network.states import evaluated
 from lipcert.training.config import TrainConfig
 
 _MONITOR_ITERATIONS = 10
 
 
-def build_model(config: TrainConfig, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """The network at its initial weights, which depend on the seed only; channels last if it has convolutions."""
-    model = zoo.build(config.model, input_shape, classes, seed=config.seed, input_range=config.input_range)
+def build_model(
+    config: TrainConfig, input_shape: tuple[int, ...], classes: int, given: nn.Module | None = None
+) -> nn.Module:
+    """The network at its initial weights, which depend on the seed only, unless it was given or has weights already."""
+    model = build_network(
+        config.model, input_shape, classes, seed=config.seed, input_range=config.input_range, given=given
+    )
     if config.init == "orthogonal":
         _initialise_orthogonally(model, config.seed)
-    if has_convolutions(model):
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if config.init_from:
+        load_weights(model, weights_file(config.init_from))
     return model
-
-
-def has_convolutions(model: nn.Module) -> bool:
-    return any(isinstance(module, nn.Conv2d) for module in model.modules())
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """The network at its initial weights, and its capture, which all estimators share."""
+    """The network at its initial weights, its capture, which all estimators share, and how inputs lie in memory."""
 
     model: nn.Module
     network: Network
+    memory_format: torch.memory_format
 
     @classmethod
-    def of(cls, config: TrainConfig, dataset: Dataset) -> Prepared:
-        model = build_model(config, dataset.input_shape, dataset.classes)
-        return cls(model, trace(model, dataset.input_shape, training=True))
+    def of(cls, config: TrainConfig, dataset: Dataset, given: nn.Module | None = None) -> Prepared:
+        model = build_model(config, dataset.input_shape, dataset.classes, given)
+        memory_format = choose_memory_format(model, dataset.input_shape)
+        network = trace(model, dataset.input_shape, training=True)
+        if network.classes != dataset.classes:
+            outputs = f"{network.classes} output{'s' * (network.classes > 1)}"
+            raise ModelError(
+                f"{config.model} has {outputs}, expected {dataset.classes}: as many as the data have classes"
+            )
+        return cls(model, network, memory_format)
+
+
+@torch.no_grad()
+def choose_memory_format(model: nn.Module, input_shape: tuple[int, ...]) -> torch.memory_format:
+    """Channels last for convolutions, in which they are fastest, if the model takes such inputs: `view` may not."""
+    convolves = any(isinstance(module, nn.Conv2d) for module in model.modules())
+    if not convolves or len(input_shape) != 3:
+        return torch.contiguous_format
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    try:
+        with evaluated(model):
+            model(torch.zeros(2, *input_shape).contiguous(memory_format=torch.channels_last))
+    except Exception:  # whatever is wrong besides, its capture will tell
+        model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+        return torch.contiguous_format
+    return torch.channels_last
 
 
 def build_estimators(config: TrainConfig, prepared: Prepared) -> dict[str, Estimator]:

@@ -8,20 +8,22 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lipcert.errors import ConfigError
 from lipcert.training.config import TrainConfig
+from lipcert.training.muon import KernelMuon, kernels
 
 
 def build_optimizers(config: TrainConfig, model: nn.Module, scales: list[nn.Parameter]) -> list[Optimizer]:
     """The optimizers of the weights and of the scales; each group has the "pace" that multiplies its learning rate.
 
     Muon makes every step of a weight matrix nearly orthogonal, so that all its singular values grow alike: what a
-    Lipschitz bound charges for is the largest, what a margin needs is all of them. Everything but the matrices of dense
-    layers stays with Adam.
+    Lipschitz bound charges for is the largest, what a margin needs is all of them. With type "muon" it moves the
+    matrices of dense layers, with "muon-kernels" convolutions too; everything else stays with Adam.
     """
     options = config.optimizer
     matrices: list[Tensor] = []
-    if options.type == "muon":
+    if options.type == "muon-kernels":
+        matrices = kernels(model)
+    elif options.type == "muon":
         matrices = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
     others = [parameter for parameter in model.parameters() if all(parameter is not matrix for matrix in matrices)]
     groups: list[dict[str, Any]] = [{"params": others, "pace": 1.0}] if others else []
@@ -31,10 +33,6 @@ def build_optimizers(config: TrainConfig, model: nn.Module, scales: list[nn.Para
     if groups:
         optimizers.append(torch.optim.Adam(groups, betas=(options.beta1, options.beta2), eps=options.eps))
     if matrices:
-        if not hasattr(torch.optim, "Muon"):
-            raise ConfigError(
-                f"optimizer.type is muon, which torch {torch.__version__} does not have; use 2.9 or later"
-            )
         group = {"params": matrices, "pace": options.muon_lr}
-        optimizers.append(torch.optim.Muon([group], weight_decay=options.weight_decay, momentum=options.momentum))
+        optimizers.append(KernelMuon([group], weight_decay=options.weight_decay, momentum=options.momentum))
     return optimizers

@@ -55,8 +55,22 @@ def apply_overrides(values: dict[str, Any], overrides: Sequence[str]) -> dict[st
                 raise ConfigError(f"override: {key} does not exist, because {name} is a single value")
         if key == "loss.type" and value != table.get("type"):
             table.clear()
+        if key == "epochs":
+            _follow_epochs(values, value, {name for name, _ in pairs})
         table[last] = value
     return values
+
+
+def _follow_epochs(values: dict[str, Any], epochs: Any, given: set[str]) -> None:
+    """Stretch the schedule to other epochs and shorten the warm-up to fewer, unless they are given too."""
+    before, schedule = values.get("epochs"), values.get("schedule", {})
+    if not isinstance(epochs, int) or not isinstance(before, int) or epochs < 1:
+        return
+    decay = schedule.get("decay_epoch")
+    if decay and "schedule.decay_epoch" not in given:
+        schedule["decay_epoch"] = decay * epochs // before
+    if "warmup_epochs" not in given:
+        values["warmup_epochs"] = min(values.get("warmup_epochs", 0), epochs - 1)
 
 
 def _value(text: str) -> Any:

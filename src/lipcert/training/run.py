@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
-from lipcert import data
 from lipcert.bounds.fit import FitOptions
-from lipcert.errors import ResumeError
+from lipcert.data import Dataset
+from lipcert.errors import ConfigError, ResumeError
 from lipcert.files import write_text
 from lipcert.layout import CONFIG, MODEL, SUMMARY, TWIN
-from lipcert.models import load_model, save_model
+from lipcert.models import save_model
+from lipcert.models.reading import load_trained
 from lipcert.progress import Progress, no_progress
+from lipcert.resources import bfloat16_works
 from lipcert.runs import Run, Summary, Task, finish_folder, read_summary
 from lipcert.runs.metrics import read_metrics
 from lipcert.runs.working import check_unused, data_folder, keep_environment, new_folder, working_in
 from lipcert.training.config import TrainConfig
+from lipcert.training.given_objects import Config, Given
 from lipcert.training.loop import Training
+from lipcert.training.monitor import summary_writer
 from lipcert.training.objective import Prepared
 
 if TYPE_CHECKING:
@@ -32,45 +38,68 @@ if TYPE_CHECKING:
 
 
 def train(
-    config: TrainConfig | str | Path,
+    config: Config,
     run_dir: str | Path | None = None,
     data_dir: str | Path | None = None,
     progress: Progress = no_progress,
+    *,
+    model: nn.Module | None = None,
+    data: object = None,
+    loss: Callable[..., Any] | None = None,
 ) -> Run:
     """Train and certify; under torchrun, on all its processes, which share the file system.
 
     Args:
-        config: such as `TrainConfig.preset("digits")`; or the name of a preset or of a TOML file.
+        config: such as `TrainConfig.preset("digits")`; the name of a preset or of a TOML file; or a dictionary, such as
+            {"epochs": 10} with a model and data that are given.
         run_dir: a new or empty folder; runs/<name>-<n> if not given.
         data_dir: where the data set is, see `lipcert.data.load`.
         progress: called with what is being done, the fraction done and the latest figures.
+        model: in place of the configured one; it is trained itself, from the weights that it has.
+        data: in place of the configured ones: whatever `lipcert.data.load` takes, such as a pair (inputs, labels).
+        loss: in place of the configured one: a function of logits, labels and constants, see `losses.OwnLoss`.
     """
-    if not isinstance(config, TrainConfig):
-        config = TrainConfig.named(config)
+    given = Given.of(model, data, loss)
+    config = given.configured(config)
     if run_dir is not None:
         check_unused(Path(run_dir))
+    if config.tensorboard:
+        summary_writer()
     with _fabric(config) as fabric:
         # Data that are missing, or that do not fit the network, must not leave a folder behind.
-        dataset = _load(fabric, config, data_dir)
-        prepared = Prepared.of(config, dataset)
+        dataset = _load(fabric, config, given, data_dir)
+        config = config.for_inputs(len(dataset.train))
+        prepared = Prepared.of(config, dataset, given.model)
         folder: Any = None
         if fabric.is_global_zero:
             folder = new_folder(config.name, run_dir)
             write_text(folder / CONFIG, config.to_toml())
         folder = fabric.broadcast(folder)
-        return _Work(fabric, dataset, data_dir, progress).run(config, folder, prepared)
+        return _Work(fabric, dataset, data_dir, progress, given).run(config, folder, prepared)
 
 
-def resume(run_dir: str | Path, data_dir: str | Path | None = None, progress: Progress = no_progress) -> Run:
-    """Continue a run that was interrupted, at its last checkpoint; a finished one is only read."""
+def resume(
+    run_dir: str | Path,
+    data_dir: str | Path | None = None,
+    progress: Progress = no_progress,
+    *,
+    model: nn.Module | None = None,
+    data: object = None,
+    loss: Callable[..., Any] | None = None,
+) -> Run:
+    """Continue a run that was interrupted, at its last checkpoint; a finished one is only read.
+
+    What was given to `train` as an object has to be given again.
+    """
     folder = Path(run_dir)
     if not (folder / CONFIG).is_file():
         raise ResumeError(f"{folder} holds no run: {CONFIG} is missing; start one with lipcert train")
-    config = TrainConfig.from_toml(folder / CONFIG)
+    given = Given.of(model, data, loss)
+    config = given.continued(TrainConfig.from_toml(folder / CONFIG))
     data_dir = data_dir or data_folder(folder)
     with _fabric(config) as fabric:
-        dataset = _load(fabric, config, data_dir)
-        return _Work(fabric, dataset, data_dir, progress).run(config, folder)
+        dataset = _load(fabric, config, given, data_dir)
+        return _Work(fabric, dataset, data_dir, progress, given).run(config, folder)
 
 
 @dataclass(frozen=True)
@@ -78,9 +107,10 @@ class _Work:
     """What a run and its standard twin share."""
 
     fabric: Fabric
-    dataset: data.Dataset
+    dataset: Dataset
     data_dir: str | Path | None
     progress: Progress
+    given: Given
 
     def run(self, config: TrainConfig, folder: Path, prepared: Prepared | None = None) -> Run:
         """Go on with a folder that has at least its configuration."""
@@ -92,7 +122,8 @@ class _Work:
                     summary = read_summary(folder)
             summary = self.fabric.broadcast(summary)
             if summary is None:
-                summary = self.train(config, folder, prepared or Prepared.of(config, self.dataset))
+                prepared = prepared or Prepared.of(config, self.dataset, self.given.model)
+                summary = self.train(config, folder, prepared)
             standard = self.run_twin(config, folder) if config.compare_standard else None
             return Run(folder, summary, read_metrics(folder), standard)
 
@@ -106,7 +137,7 @@ class _Work:
             torch.set_flush_denormal(False)
         summary: Any = None
         if self.fabric.is_global_zero:
-            summary = _finish(config, training, self.dataset, folder, self.progress)
+            summary = _finish(config, training, self, folder)
         summary = self.fabric.broadcast(summary)
         assert isinstance(summary, Summary)
         return summary
@@ -117,16 +148,15 @@ class _Work:
         if self.fabric.is_global_zero and not (folder / TWIN / CONFIG).exists():
             write_text(folder / TWIN / CONFIG, twin.to_toml())
         self.fabric.barrier()
-        return self.run(twin, folder / TWIN)
+        return replace(self, given=self.given.for_twin()).run(twin, folder / TWIN)
 
 
-def _finish(
-    config: TrainConfig, training: Training, dataset: data.Dataset, folder: Path, progress: Progress
-) -> Summary:
+def _finish(config: TrainConfig, training: Training, work: _Work, folder: Path) -> Summary:
     """Write the weights, read them back, certify and attack what was read; the summary comes last."""
-    path = folder / MODEL
+    path, dataset = folder / MODEL, work.dataset
     save_model(training.model, path, config.model, dataset.input_shape, dataset.classes, input_range=config.input_range)
-    loaded = load_model(str(path))
+    training.model.eval()
+    loaded = load_trained(path, given=deepcopy(work.given.model), imports=True)
     if config.execution == "float64":
         loaded, dataset = loaded.in_float64(), dataset.in_dtype(torch.float64)
     task = Task(dataset, config.epsilons, len(dataset.test), config.attack_inputs)
@@ -134,7 +164,7 @@ def _finish(
     if scales is not None and config.robust:  # what training has learned is a good start
         task = replace(task, method="rescaled", fit=FitOptions(start=scales.diagonals()))
     summary = replace(
-        finish_folder(loaded, task, folder, progress),
+        finish_folder(loaded, task, folder, work.progress),
         name=config.name,
         model=config.model,
         loss=config.loss.type,
@@ -148,9 +178,9 @@ def _finish(
     return summary
 
 
-def _load(fabric: Fabric, config: TrainConfig, data_dir: str | Path | None) -> data.Dataset:
+def _load(fabric: Fabric, config: TrainConfig, given: Given, data_dir: str | Path | None) -> Dataset:
     with fabric.rank_zero_first():
-        return data.load(config.data, data_dir)
+        return given.load(config, data_dir).holding_out(config.validation)
 
 
 @contextmanager
@@ -159,6 +189,8 @@ def _fabric(config: TrainConfig) -> Iterator[Fabric]:
     from lightning_fabric import Fabric
     from lightning_fabric.strategies.ddp import DDPStrategy
 
+    if config.precision == "bf16-mixed" and not torch.cuda.is_available() and not bfloat16_works():
+        raise ConfigError("precision is bf16-mixed, but this processor cannot multiply bfloat16 numbers; use 32-true")
     world = int(os.environ.get("WORLD_SIZE", "1"))
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     strategy: Any = "auto"

@@ -1,16 +1,24 @@
-"""The paper's learning-rate schedule."""
+"""The learning rate: the paper's schedule, or a linear decay."""
 
 from __future__ import annotations
 
 from lipcert.training.config import ScheduleConfig
 
 
-def learning_rate(schedule: ScheduleConfig, epoch: int, epochs: int) -> float:
-    """lr_0 for the first `decay_epoch` epochs, then times a constant γ each epoch, reaching lr_f in the last one.
+def learning_rate(schedule: ScheduleConfig, epoch: int, epochs: int, step: int = 0, steps: int = 1) -> float:
+    """The learning rate of a step of an epoch, both counted from 0, after a warm-up if there is one.
 
-    The paper's (lr_0, lr_f, lr_decay), with epochs counted from 0: γ = (lr_f/lr_0)^(1/(epochs − decay_epoch)).
+    "exponential", the paper's (lr_0, lr_f, lr_decay): lr_0 for the first `decay_epoch` epochs, then times a constant γ
+    each epoch, reaching lr_f in the last one: γ = (lr_f/lr_0)^(1/(epochs − decay_epoch)). "linear": the same for the
+    first epochs, then linearly to zero, step by step.
     """
+    warm = 1.0
+    if schedule.warmup_steps:
+        warm = min(1.0, (epoch * steps + step + 1) / schedule.warmup_steps)
+    if schedule.decay == "linear":
+        left = epochs - epoch - step / steps
+        return warm * schedule.lr0 * min(1.0, left / (epochs - schedule.decay_epoch))
     late = epoch + 1 - schedule.decay_epoch
     if late <= 0:
-        return schedule.lr0
-    return float(schedule.lr0 * (schedule.lrf / schedule.lr0) ** (late / (epochs - schedule.decay_epoch)))
+        return warm * schedule.lr0
+    return float(warm * schedule.lr0 * (schedule.lrf / schedule.lr0) ** (late / (epochs - schedule.decay_epoch)))

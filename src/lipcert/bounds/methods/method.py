@@ -52,7 +52,7 @@ class Task:
     @cached_property
     def network(self) -> Network:
         """The float64 network, with the weights as executed."""
-        return normal_form(self.program, exact=True)
+        return self._networks(self.program)[0]
 
     def neurons(self) -> int:
         """The number of entries of all nonlinearities."""
@@ -60,19 +60,19 @@ class Task:
 
     def form(self, method: str) -> Form:
         """The network by "naive" or "liplt"."""
-        return self.keep(method, lambda: self._make(method, self.network))
+        return self.keep(method, lambda: self._make(method, self.program))
 
     def promised_form(self, method: str) -> Form | None:
         """The same for the network of layers that are Lipschitz by construction, if there are any."""
         if self.promised is None:
             return None
         program = self.promised
-        return self.keep(("promised", method), lambda: self._make(method, normal_form(program, exact=True)))
+        return self.keep(("promised", method), lambda: self._make(method, program))
 
     def rescaled_form(self, target: Target) -> Form:
         """LipLT in coordinates that are fitted to the target."""
         key = ("rescaled", target.name)
-        return self.keep(key, lambda: self._make("rescaled", self.network, self.scales(target)))
+        return self.keep(key, lambda: self._make("rescaled", self.program, self.scales(target)))
 
     def refined_form(self) -> Form:
         """LipLT, refined by diagonal multipliers."""
@@ -87,10 +87,19 @@ class Task:
         network = normal_form(self.program)
         return fitted_scales(network, target.name, self.fit, partial(self.progress, "coordinates"))
 
-    def _make(self, method: str, network: Network, scales: Mapping[str, Tensor] | None = None) -> Form:
+    def _make(self, method: str, program: Program, scales: Mapping[str, Tensor] | None = None) -> Form:
+        network, rough = self._networks(program)
         last = network.depth + self.whole_output
         options = replace(self.options, failure_probability=self.options.failure_probability / _MOST_FORMS)
-        return make_form(method, network, last, options, self.progress, scales)
+        return make_form(method, network, last, options, self.progress, scales, rough)
+
+    def _networks(self, program: Program) -> tuple[Network, Network]:
+        """The network in float64, and in the program's own precision."""
+
+        def make() -> tuple[Network, Network]:
+            return normal_form(program, exact=True), normal_form(program, check=False)
+
+        return self.keep(("networks", program is self.promised), make)
 
 
 class Method(ABC):

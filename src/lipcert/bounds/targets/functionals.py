@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from itertools import combinations
 from math import sqrt
 
@@ -11,6 +12,8 @@ from torch import Tensor
 from lipcert.bounds.targets.distances import bound_class_norms, bound_pair_norms, class_norms, pair_norms
 from lipcert.bounds.targets.target import Functional, Target, register_target
 from lipcert.network.normal_form import Network
+
+_LOG = logging.getLogger(__name__)
 
 
 @register_target
@@ -105,3 +108,12 @@ class LastLayer(Pairwise):
     rank = 2
     transforms_last = False
     refinable = False
+
+
+def default_target(network: Network) -> str:
+    """Pairwise for two or more logits; for a single output, or a map, the network as a whole."""
+    shape = network.output_shape
+    if len(shape) == 1 and shape[0] > 1:
+        return "pairwise"
+    _LOG.warning("outputs of shape %s are no logits: the constant is that of the network as a whole", shape)
+    return "network"

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from lipcert.errors import TrainingModeError
 from lipcert.network import slopes
+from lipcert.network.program import Live
 from lipcert.network.rules.call import Call, Constant, Input, Refusal, Result
 from lipcert.network.rules.registry import Rule, register_rule, rule_for
 from lipcert.network.slopes import Slope
@@ -17,9 +18,11 @@ from lipcert.rounding import UNIT_ROUNDOFF
 
 _FIXED = {
     "relu": slopes.RELU,
-    "hardtanh relu6": slopes.CLIP,
-    "softshrink": slopes.SHRINK,
-    "tanh atan arctan asinh arcsinh log_sigmoid": slopes.SMOOTH,
+    "relu6": slopes.clipping(0.0, 6.0),
+    "tanh": slopes.TANH,
+    "atan arctan": slopes.ATAN,
+    "asinh arcsinh": slopes.ASINH,
+    "log_sigmoid": slopes.LOG_SIGMOID,
     "selu": slopes.SELU,
     "sigmoid special_expit": slopes.SIGMOID,
     "hardsigmoid": slopes.HARD_SIGMOID,
@@ -41,7 +44,17 @@ def _always(slope: Slope) -> Rule:
 for _operators, _slope in _FIXED.items():
     rule_for(_operators)(_always(_slope))
 # x/(|x| + 1), which torch writes as a quotient; the capture puts its parts together.
-register_rule(F.softsign)(_always(slopes.SMOOTH))
+register_rule(F.softsign)(_always(slopes.SOFTSIGN))
+
+
+@rule_for("hardtanh")
+def hardtanh(call: Call, x: Any, lower: float = -1.0, upper: float = 1.0) -> Result:
+    return slopes.clipping(float(lower), float(upper))
+
+
+@rule_for("softshrink")
+def softshrink(call: Call, x: Any, width: float = 0.5) -> Result:
+    return slopes.shrinking(float(width))
 
 
 @rule_for("leaky_relu")
@@ -90,7 +103,8 @@ def elu(call: Call, x: Any, alpha: float = 1.0, scale: float = 1.0, input_scale:
     slack = 4 * UNIT_ROUNDOFF[torch.float64] * max(-low, high)
     if low < 0:
         low -= slack
-    return Slope(low, high + slack, ulps=6.0)
+    curvature = abs(scale * alpha * input_scale * input_scale) * (1 + 1e-15)
+    return Slope(low, high + slack, ulps=6.0, kinks=(0.0,), curvature=curvature)
 
 
 @rule_for("celu")
@@ -98,7 +112,7 @@ def celu(call: Call, x: Any, alpha: float = 1.0) -> Result:
     if alpha <= 0:
         raise Refusal(f"with alpha={alpha} its slopes are unbounded; use alpha > 0")
     _check_moderate(alpha=alpha)
-    return slopes.SMOOTH
+    return slopes.smooth((1 + 1e-15) / alpha, 0.0)
 
 
 @rule_for("softplus")
@@ -118,7 +132,7 @@ def softplus(call: Call, x: Any, beta: float = 1.0, threshold: float = 20.0) -> 
             f"threshold={threshold} makes a jump in {dtype} where torch switches to the identity; "
             "use nn.Softplus(threshold=40)"
         )
-    return slopes.SMOOTH
+    return slopes.smooth(beta / 4)
 
 
 @rule_for("gelu")
@@ -133,11 +147,23 @@ def threshold(call: Call, x: Any, limit: float, value: float) -> Result:
     """x above the limit, a fixed value below it."""
     if limit != value:
         raise Refusal(f"it jumps from {value:g} to {limit:g}, so no constant bounds its slope; use ReLU")
-    return slopes.CLIP
+    return slopes.clipping(float(limit))
 
 
 @rule_for("clamp clamp_min clamp_max clip")
 def clamp(call: Call, x: Any, *limits: Any, **kwargs: Any) -> Result:
     if len(call.inputs) != 1 or not isinstance(x, Input):
         raise Refusal("its limits depend on the network's input; use torch.maximum or torch.minimum")
-    return slopes.CLIP
+    return slopes.clipping(*_limits(call))
+
+
+def _limits(call: Call) -> list[float | Live]:
+    """The limits of a clamp, numbers or tensors."""
+    limits: list[float | Live] = []
+    for name in ("min", "max"):
+        limit = call.argument(name)
+        if isinstance(limit, Constant):
+            limits.append(limit.read)
+        elif limit is not None:
+            limits.append(float(limit))
+    return limits

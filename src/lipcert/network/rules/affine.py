@@ -13,6 +13,7 @@ from lipcert.errors import TrainingModeError
 from lipcert.network.convolution import Convolution, TransposedConvolution
 from lipcert.network.linear import Dense, Function, Scale
 from lipcert.network.program import Live, Shape
+from lipcert.network.rules.arithmetic import product_of_inputs
 from lipcert.network.rules.call import Call, Constant, Input, Refusal, Result
 from lipcert.network.rules.registry import rule_for
 
@@ -47,7 +48,7 @@ def linear(call: Call, x: Any, weight: Any, bias: Any = None) -> Result:
 @rule_for("matmul mm bmm mv")
 def matmul(call: Call, a: Any, b: Any) -> Result:
     if isinstance(a, Input) and isinstance(b, Input):
-        raise Refusal("a product of two matrices that depend on the input is not linear; use a constant matrix")
+        return _product_of_matrices(call, a, b)
     shape = call.input.shape
     if isinstance(a, Input):
         if b().dim() == 2:
@@ -57,6 +58,13 @@ def matmul(call: Call, a: Any, b: Any) -> Result:
     if len(shape) < 2:
         raise Refusal("it multiplies a constant matrix by a tensor whose rows are columns; use x @ W")
     return call.product(terms=shape[-2])
+
+
+def _product_of_matrices(call: Call, a: Input, b: Input) -> Result:
+    """Of every row of the batch by itself: both have matrices behind the batch axis, and the same axes before them."""
+    if len(a.shape) < 2 or len(b.shape) < 2 or a.shape[:-2] != b.shape[:-2]:
+        raise Refusal("it multiplies tensors that depend on the input and differ in their leading axes; expand them")
+    return product_of_inputs(call, a, b, terms=a.shape[-1])
 
 
 @rule_for("addmm")

@@ -11,6 +11,7 @@ from lipcert.network.linear import Identity, LinearOp, Scale, number
 from lipcert.network.program import Live
 from lipcert.network.rules.call import BatchSize, Call, Constant, Input, Refusal, Result, Sum, broadcast
 from lipcert.network.rules.registry import rule_for
+from lipcert.network.tangents import ONLY_LOCALLY, Pair, Product, local_slope
 
 
 @rule_for("add sub subtract rsub")
@@ -34,10 +35,15 @@ def multiply(call: Call, a: Any, b: Any) -> Result:
     if not isinstance(a, Input):
         a, b = b, a
     if isinstance(b, Input):
-        raise Refusal(
-            "a product of two tensors that depend on the input is not Lipschitz; use a network without gating"
-        )
+        return product_of_inputs(call, a, b)
     return _scale(call, a, _factor(b))
+
+
+def product_of_inputs(call: Call, a: Input, b: Input, terms: int = 0) -> Result:
+    """A gate, or a product of matrices: bounded over balls only."""
+    if not call.local:
+        raise Refusal(f"a product of two tensors that depend on the input is not Lipschitz; {ONLY_LOCALLY}")
+    return local_slope(Product(Pair(a.shape, b.shape), terms))
 
 
 @rule_for("div true_divide divide")

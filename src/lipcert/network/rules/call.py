@@ -15,8 +15,7 @@ from lipcert.network.linear import Function, LinearOp, has_denormals
 from lipcert.network.program import Shape
 from lipcert.network.slopes import Slope
 
-_AXES = ("dim", "dims", "dim1", "dim2", "dimension")
-"""How operators call arguments that name axes."""
+_AXES = ("dim", "dims", "dim1", "dim2", "dimension")  # how operators call arguments that name axes
 
 
 class Refusal(Exception):
@@ -63,7 +62,15 @@ class Extremum:
     sign: int
 
 
-Result = Slope | LinearOp | Sequence[LinearOp] | Sum | Extremum | Input
+@dataclass(frozen=True)
+class SortedPair:
+    """The two entries along an axis of a row, sorted: (a + b)/2 ∓ |a − b|/2, or the other way round if descending."""
+
+    axis: int
+    descending: bool
+
+
+Result = Slope | LinearOp | Sequence[LinearOp] | Sum | Extremum | SortedPair | Input
 """What a rule returns: a nonlinearity or linear operations on the only input, a sum, or an input passed through."""
 
 
@@ -72,9 +79,9 @@ class Call:
     """One operation of a captured program, as a rule sees it.
 
     `args` and `kwargs` are those of the call, with `Input` for tensors that depend on the network's input and
-    `Constant` for those that do not. A rule is called as `rule(call, *args, **kwargs)`. `index` says which of several
-    results is meant, and `node` is the operation in the program. `module` is set for calls of modules with a rule.
-    `typed` says whether the model's tensors determine the type in which it runs.
+    `Constant` for those that do not; a rule is called as `rule(call, *args, **kwargs)`. `index`: which of several
+    results is meant. `node`: the operation in the program. `module` is set for calls of modules with a rule.
+    `typed`: the model's tensors determine the type in which it runs. `local`: only bounds over balls are wanted.
     """
 
     name: str
@@ -87,6 +94,7 @@ class Call:
     node: fx.Node
     module: nn.Module | None = None
     index: int | None = None
+    local: bool = False
 
     @property
     def operator(self) -> str:

@@ -6,8 +6,9 @@ from math import inf
 from typing import Any
 
 from lipcert.network import slopes
-from lipcert.network.rules.call import Call, Constant, Extremum, Input, Refusal, Result
+from lipcert.network.rules.call import Call, Constant, Extremum, Input, Refusal, Result, SortedPair
 from lipcert.network.rules.registry import rule_for
+from lipcert.network.tangents import Softmax, local_slope
 
 
 def check_values(call: Call) -> None:
@@ -18,6 +19,9 @@ def check_values(call: Call) -> None:
 
 @rule_for("softmax _softmax")
 def softmax(call: Call, x: Any, dim: int, *args: Any) -> Result:
+    axis = call.axis(dim)
+    if call.local:
+        return local_slope(Softmax(axis + 1, call.input.shape[axis]))
     return slopes.along_axis(slopes.SOFTMAX, call.axis(dim))
 
 
@@ -26,8 +30,10 @@ def extremum(call: Call, a: Any, b: Any = None, *args: Any) -> Result:
     """Of two tensors, or along an axis."""
     if not isinstance(b, Input | Constant):
         return extremum_along_axes(call)
-    if not isinstance(a, Input) or not isinstance(b, Input):
-        return slopes.CLIP
+    if isinstance(a, Constant):
+        return slopes.clipping(a.read)
+    if isinstance(b, Constant):
+        return slopes.clipping(b.read)
     sign = 1
     if call.operator.startswith("min"):
         sign = -1
@@ -39,7 +45,8 @@ def extremum_along_axes(call: Call, *args: Any) -> Result:
     """The largest or smallest entries along axes: of entries that no two results share."""
     check_values(call)
     call.axes()
-    return slopes.lipschitz_map(1.0)
+    sign = -1 if "min" in call.operator else 1
+    return slopes.lipschitz_map(1.0, monotone=True, extremum=sign)
 
 
 @rule_for("sort topk kthvalue median")
@@ -49,14 +56,16 @@ def sort(call: Call, *args: Any, **kwargs: Any) -> Result:
     (axis,) = call.axes()
     if call.argument("sorted") is False:
         raise Refusal("without sorted=True the order of its entries is not defined")
-    return slopes.along_axis(slopes.lipschitz_map(1.0), axis)
+    if call.local and call.operator == "sort" and call.input.shape[axis] == 2:
+        return SortedPair(axis, bool(call.argument("descending")))
+    return slopes.along_axis(slopes.lipschitz_map(1.0, monotone=True), axis)
 
 
 @rule_for("logsumexp")
 def logsumexp(call: Call, *args: Any) -> Result:
     """Its gradient is a softmax, whose norm is at most 1."""
     call.axes()
-    return slopes.lipschitz_map(1.0, ulps=32.0)
+    return slopes.lipschitz_map(1.0, ulps=32.0, monotone=True)
 
 
 @rule_for("linalg_vector_norm")

@@ -15,7 +15,7 @@
     }
     return low;
   };
-  const percent = (part, whole) => (100 * part / whole).toFixed(2) + "\u2009%";
+  const percent = (part, whole) => (100 * part / whole).toFixed(2) + "\u202f%";
   const group = (number) => number.toLocaleString("en");
   const write = (card, kind, part, whole, what) => {
     const place = card.querySelector("." + kind);
@@ -28,7 +28,13 @@
       write(card, "certified", run.radii.length - count(run.radii, (r) => r < epsilon), run.count, "");
       if (run.attacked) {
         const fooled = count(run.distances, (d) => d <= epsilon * numbers.slack);
-        write(card, "attacked", run.survivors - fooled, run.attacked, " attacked");
+        let what = " attacked";
+        if (run.attacked < run.count) {  // shares of the same inputs, between which this one lies
+          const proved = run.attacked_radii.length - count(run.attacked_radii, (r) => r < epsilon);
+          what += ", of which " + percent(proved, run.attacked) + " certified and " +
+            percent(run.survivors, run.attacked) + " clean";
+        }
+        write(card, "attacked", run.survivors - fooled, run.attacked, what);
       }
     });
     const share = Math.min(epsilon / numbers.end, 1);

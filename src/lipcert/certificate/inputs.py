@@ -1,0 +1,70 @@
+"""Inputs in all forms that they are given in, as batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from math import ceil, inf
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as TorchDataset
+
+from lipcert.certificate.requirements import check_dense, check_label_count
+from lipcert.errors import OptionError, ShapeError
+
+Inputs = Tensor | NDArray[Any] | TorchDataset[Any] | Iterable[Tensor | Sequence[Tensor]]
+Labels = Tensor | NDArray[Any]
+
+
+def from_numpy(value: Any, model: nn.Module | None = None) -> Any:
+    """Arrays as tensors; floating-point inputs in the dtype of the model's weights, which is rarely numpy's own."""
+    if not isinstance(value, np.ndarray):
+        return value
+    tensor = torch.from_numpy(np.require(value, requirements=["C", "W"]))
+    weights = [] if model is None else [weight for weight in model.parameters() if weight.is_floating_point()]
+    if tensor.is_floating_point() and weights:
+        return tensor.to(weights[0].dtype)
+    return tensor
+
+
+def batch_count(x: Inputs, size: int) -> float:
+    """How many batches there will be; infinite if a loader does not tell."""
+    if isinstance(x, Tensor):
+        check_dense(x)
+        return max(1, ceil(len(x) / size))
+    if isinstance(x, Sized):
+        return max(1, len(x))
+    return inf
+
+
+def batches_of(x: Inputs, labels: Tensor | None, size: int) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Inputs and their labels, if there are any, from a tensor or from a loader."""
+    if isinstance(x, TorchDataset):
+        x = DataLoader(x, size)
+    if isinstance(x, Tensor):
+        check_dense(x)
+        if labels is not None:
+            check_label_count(labels, len(x))
+        for first in range(0, len(x), size):
+            batch = slice(first, first + size)
+            yield x[batch], None if labels is None else labels[batch]
+        return
+    if labels is not None:
+        raise OptionError("labels go with a tensor of inputs; let the loader give (inputs, labels) instead")
+    if hasattr(x, "test"):
+        raise ShapeError("inputs are a lipcert.data.Dataset; pass dataset.test.pixels() and labels=dataset.test.labels")
+    if not isinstance(x, Iterable):
+        raise ShapeError(
+            f"inputs are {type(x).__name__}, expected a tensor, an array, a data set or a loader of tensors"
+        )
+    for given in x:
+        if isinstance(given, Tensor):
+            yield given, None
+        elif isinstance(given, list | tuple) and len(given) == 2:
+            yield given[0], given[1]
+        else:
+            raise ShapeError(f"the loader gives {type(given).__name__}, expected inputs or (inputs, labels)")

@@ -1,0 +1,57 @@
+"""`lipcert export`: a certified classifier as an ONNX file or as a web page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lipcert.bounds.bound import Bound
+from lipcert.bounds.compute import bound_targets
+from lipcert.certificate import CertifiedClassifier
+from lipcert.commands.options import InputShape, Model, Quiet, Weights, named_model, print_path
+from lipcert.commands.progress_bar import progress_bar
+from lipcert.errors import OptionError
+from lipcert.layout import SUMMARY
+from lipcert.models import LoadedModel
+from lipcert.progress import Progress
+from lipcert.runs import read_summary
+from lipcert.web import write_site
+
+
+def export(
+    model: Model,
+    onnx: Annotated[Path | None, typer.Option(help="ONNX file to write: logits and radius.")] = None,
+    web: Annotated[Path | None, typer.Option(help="Folder for a web page in which the classifier runs.")] = None,
+    weights: Weights = None,
+    input_shape: InputShape = None,
+    quiet: Quiet = False,
+) -> None:
+    """A classifier with certified radii for other runtimes: as an ONNX file, or as a web page."""
+    if onnx is None and web is None:
+        raise OptionError("nothing to write; give --onnx FILE, --web FOLDER or both")
+    loaded = named_model(model, weights, input_shape)
+    with progress_bar(hidden=quiet) as progress:
+        classifier = CertifiedClassifier(loaded.network, _bound(loaded, progress))
+    if onnx is not None:
+        print_path("written", classifier.to_onnx(onnx))
+    if web is not None:
+        title: str = loaded.name
+        names: tuple[str, ...] = ()
+        if (Path(model) / SUMMARY).exists():
+            summary = read_summary(Path(model))
+            title, names = summary.name or loaded.name, summary.class_names
+        page = write_site(classifier, web, title, names)
+        print_path("page", page)
+        print_path("serve it, for example, with: python -m http.server --directory", page.parent)
+
+
+def _bound(loaded: LoadedModel, progress: Progress) -> Bound:
+    """The one that is stored with the model, if it is that of the program as it is executed here."""
+    if loaded.earlier is not None and loaded.earlier.belongs_to(loaded.network):
+        return loaded.earlier
+    made = bound_targets(
+        loaded.model, loaded.input_shape, "liplt", ("pairwise",), network=loaded.network, progress=progress
+    )
+    return made["pairwise"]

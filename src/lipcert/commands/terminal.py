@@ -1,0 +1,5 @@
+"""The terminal that all commands print to."""
+
+from rich.console import Console
+
+console = Console()

@@ -1,0 +1,1 @@
+"""Bounds over a ball around each input: linear relaxations, pulled back row by row."""

@@ -1,0 +1,181 @@
+"""`lipcert.certify_local`: radii from linear relaxations over a ball around each input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf, isfinite, prod
+
+import torch
+from torch import Tensor, nn
+
+from lipcert.bounds.bound import Bound
+from lipcert.bounds.fingerprint import check_finite
+from lipcert.certificate.certificates import Certificates, concatenate
+from lipcert.certificate.certify import Certifier
+from lipcert.certificate.inputs import Inputs, Labels, batches_of, from_numpy
+from lipcert.certificate.requirements import (
+    check_arithmetic,
+    check_covered,
+    check_finite_inputs,
+    check_input,
+    check_labels,
+)
+from lipcert.errors import ModelError, OptionError
+from lipcert.local.centres import executed_values
+from lipcert.local.prepared import Prepared
+from lipcert.local.proving import Point, promised_radius, proved_radius
+from lipcert.local.pulling import Ball
+from lipcert.local.search import largest_radius
+from lipcert.local.sharpening import Effort
+from lipcert.network.build import normal_form, trace
+from lipcert.network.capture import LOCK
+from lipcert.network.normal_form import Network
+from lipcert.progress import Progress, no_progress
+from lipcert.rounding import denormals_kept
+
+_FIRST_SHARE = 0.5
+"""A search begins at this share of what the slopes at an input promise."""
+
+
+class LocalCertifier:
+    """A model, ready to be certified over balls around inputs; `bound` gives radii that are never fallen below."""
+
+    def __init__(
+        self,
+        model: nn.Module | Network,
+        input_shape: tuple[int, ...],
+        norm: float = 2,
+        bound: Bound | None = None,
+        effort: Effort | None = None,
+    ) -> None:
+        self.norm = checked_norm(norm)
+        self.effort = effort or Effort()
+        with LOCK, torch.inference_mode(False), denormals_kept():
+            traced = model if isinstance(model, Network) else trace(model, input_shape, local=True)
+            check_arithmetic(traced.dtype, traced.device)
+            check_finite(traced.program)
+            check_covered(traced)
+            self.classes = traced.classes
+            if self.classes == 1:
+                raise ModelError("the model has one logit, which leaves nothing to certify; give it a second one")
+            program = traced.program.frozen()
+            self.network = normal_form(program, check=False, local=True)
+            self.prepared = Prepared(self.network, normal_form(program, exact=True, local=True))
+        self.globally = None if bound is None else Certifier(model, bound)
+
+    def certify(
+        self, x: Tensor, epsilon: float | None = None, first: int = 0, label: Tensor | None = None
+    ) -> Certificates:
+        """Certificates of one batch, by a search or at ε; `first` is the index of its first input, for messages."""
+        return self.certify_at(x, None if epsilon is None else [epsilon], first, label)
+
+    @denormals_kept()
+    def certify_at(
+        self, x: Tensor, epsilons: Sequence[float] | None, first: int = 0, label: Tensor | None = None
+    ) -> Certificates:
+        """Certificates of one batch, by a search or at ascending ε, as long as they are proved."""
+        check_arithmetic(self.network.dtype, self.network.device)
+        check_input(x, self.network.input_shape, self.network.dtype)
+        check_finite_inputs(x, first)
+        if label is not None:
+            check_labels(label, len(x), self.classes)
+        x = x.to(self.network.device)
+        values, computed = executed_values(self.network, x)
+        logits = computed.double()
+        point = Point(values, logits, logits.argmax(1))
+        start, guarantee = self._global_radius(x, first)
+        radius = self._radius(point, start, epsilons)
+        margin = point.margins().amin(1)
+        known = (point.prediction.cpu(), margin.cpu(), radius.cpu())
+        return Certificates(*known, guarantee, label, norm=self.norm)
+
+    def _radius(self, point: Point, start: Tensor, epsilons: Sequence[float] | None) -> Tensor:
+        if epsilons is None:
+            guess = _FIRST_SHARE * promised_radius(self.prepared, point, self.norm)
+            return largest_radius(self.prove, point, start, guess)
+        radius = start.clone()
+        failed = torch.zeros_like(start, dtype=torch.bool)
+        for epsilon in epsilons:
+            left = (~failed & (radius < epsilon)).nonzero().flatten()
+            if len(left):
+                trial = torch.full((len(left),), epsilon, dtype=torch.float64, device=start.device)
+                radius[left] = torch.maximum(radius[left], self.prove(point.take(left), trial))
+            failed |= radius < epsilon
+        return radius
+
+    def prove(self, point: Point, radius: Tensor) -> Tensor:
+        """(B,): radii within which the predictions are proved, up to the given ones."""
+        return proved_radius(self.prepared, point, Ball(self.norm, radius), self.effort)
+
+    def _global_radius(self, x: Tensor, first: int) -> tuple[Tensor, str]:
+        """The radii of the bound; an l∞ ball is inside the l2 ball of √n times its radius."""
+        if self.globally is None:
+            return torch.zeros(len(x), dtype=torch.float64, device=x.device), "deterministic"
+        certificates = self.globally.certify(x, first)
+        radius = certificates.radius.to(x.device)
+        if self.norm == inf:
+            radius = radius / prod(x.shape[1:]) ** 0.5 * (1 - 2.0**-45)
+        return radius, certificates.guarantee
+
+
+def checked_norm(norm: float | str) -> float:
+    """2 or ∞, also as text."""
+    if norm in (inf, "inf"):
+        return inf
+    if norm in (2, "2"):
+        return 2.0
+    raise OptionError(f"norm is {norm!r}, expected 2 or inf")
+
+
+def certify_local(
+    model: nn.Module,
+    x: Inputs,
+    epsilon: float | None = None,
+    *,
+    norm: float = 2,
+    labels: Labels | None = None,
+    bound: Bound | None = None,
+    effort: Effort | None = None,
+    batch_size: int = 32,
+    progress: Progress = no_progress,
+) -> Certificates:
+    """Certified radii from bounds over a ball around each input, which hold for the model as executed.
+
+    Global constants (`lipcert.certify`) suit networks that were trained for them. These bounds suit ordinary networks:
+    nonlinearities are replaced by lines that hold over the ball, and rounding is followed inside it.
+
+    Args:
+        model: in eval mode; normalisation belongs inside, so that radii are in the units of its input.
+        x: a batch of inputs as a tensor or an array, a torch data set, or an iterable of batches.
+        epsilon: the radius is at least this wherever that is proved; without it, the largest one that a search finds.
+        norm: 2 or ∞ (`math.inf`): in which norm distances of inputs are measured.
+        labels: true classes for a single tensor of inputs.
+        bound: from `lipcert.bound`; radii are then never below those of `lipcert.certify`.
+        effort: how many steps are spent on better slopes; `Effort(last_steps=20, inner_steps=5)` proves more, slowly.
+        batch_size: how many inputs are bounded at a time.
+        progress: called with what is being done and the fraction done.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+        >>> lipcert.certify_local(model, torch.rand(2, 4), epsilon=0.01).radius.shape
+        torch.Size([2])
+    """
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise OptionError(f"batch_size is {batch_size}, expected 1 or more")
+    if epsilon is not None and not (isfinite(epsilon) and epsilon > 0):
+        raise OptionError(f"epsilon is {epsilon}, expected a positive number")
+    certifier: LocalCertifier | None = None
+    certificates: list[Certificates] = []
+    done = 0
+    x, true = from_numpy(x, model), from_numpy(labels)
+    for inputs, label in batches_of(x, true, batch_size):
+        if certifier is None:
+            certifier = LocalCertifier(model, tuple(inputs.shape[1:]), norm, bound, effort)
+        certificates.append(certifier.certify(inputs, epsilon, done, label))
+        done += len(inputs)
+        if isinstance(x, Tensor):
+            progress("certifying", done / len(x))
+    if not certificates:
+        raise OptionError("there are no inputs to certify")
+    return replace(concatenate(certificates), norm=checked_norm(norm))

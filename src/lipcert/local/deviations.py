@@ -1,0 +1,190 @@
+"""How far every value of the executed program can be from its value at the centre, over a ball; node by node.
+
+v̂ are values as executed. For a node, Δ_w = Σ_e A_e Δ_e + δ_w, where the roundings at the centre and at the other point
+make |δ_w| ≤ η_w:
+
+    η_w = 2γ(Σ_e |A_e| M_e + |b|) + what underflows + γ₆₄ Σ_e |A_e| M_e,      M = |v̂| + D ≥ |v̂′|,
+
+the last term being for rows that are pulled back in float64. D, a bound on |Δ|, is the smallest of
+
+    Σ_e |A_e| D_e + η,      Σ_e ‖row of A_e‖·m_e + η,      ρ‖row from the input‖ + η…,
+
+with m ≥ ‖Δ‖; at the inputs of sites, rows are pulled back (see `pulling`) wherever that can change what follows.
+"""
+
+from __future__ import annotations
+
+from math import inf, prod
+
+import torch
+from torch import Tensor
+
+from lipcert.local.funnels import dual_norms
+from lipcert.local.prepared import Prepared
+from lipcert.local.pulling import Ball, pull_back, unit_rows
+from lipcert.local.replaced import needs_rows, replace_site
+from lipcert.local.sharpening import Effort, sharpen_shared
+from lipcert.local.state import Deviations
+from lipcert.network.tangents import LocalSlope
+from lipcert.rounding import gamma
+
+_ROWS_BYTES = 1 << 22
+"""Rows are pulled back so many at a time that they stay in the cache; several times that is what they need."""
+
+
+@torch.no_grad()
+def follow(prepared: Prepared, ball: Ball, centre: dict[int, Tensor], effort: Effort) -> Deviations:
+    """Walk through the network from the input to the output."""
+    state = Deviations(prepared, ball, centre)
+    network = prepared.exact
+    _enter(state)
+    for v in range(1, len(network.nodes)):
+        site = network.site_of_output.get(v)
+        if site is None:
+            _linear_node(state, v)
+            if v in prepared.sites_of_source:
+                _refine(state, v, effort)
+        else:
+            _site_output(state, v, site)
+    return state
+
+
+def _enter(state: Deviations) -> None:
+    """|Δ| ≤ ρ for every entry of the input, exactly: inputs are not rounded."""
+    centre, radius = state.centre[0], state.ball.radius
+    entries = prod(centre.shape[1:])
+    state.reach[0] = radius.reshape(-1, *(1,) * (centre.dim() - 1)).expand_as(centre)
+    state.norms[0] = radius if state.ball.norm == 2 else radius * (entries**0.5 * (1 + gamma(4)))
+    state.noise[0] = torch.zeros_like(centre)
+    state.below[0] = state.above[0] = state.reach[0]
+
+
+def _linear_node(state: Deviations, v: int) -> None:
+    prepared, node = state.prepared, state.prepared.exact.nodes[v]
+    batch = len(state.centre[0])
+    values = torch.zeros(batch, *node.shape, dtype=torch.float64, device=prepared.exact.device)
+    boxes, by_rows, noise = values, values, values
+    norm = torch.zeros_like(state.ball.radius)
+    for edge, size, rows in zip(node.edges, prepared.norms[v], prepared.rows[v], strict=True):
+        u = edge.source
+        values = values + edge.op.magnitude(state.magnitude(u))
+        boxes = boxes + edge.op.magnitude(state.reach[u])
+        by_rows = by_rows + rows * state.norms[u].reshape(-1, *(1,) * len(node.shape))
+        norm = norm + size * state.norms[u]
+        if u in state.noise and v in prepared.prefix:
+            noise = noise + edge.op.magnitude(state.noise[u])
+    if v not in state.centre:
+        state.centre[v] = _computed(state, v)
+    allowance = _allowance(state, v, values)
+    state.largest.append(values.flatten(1).amax(1))
+    round_up = 1 + 2 * prepared.proof[v]
+    reach = torch.minimum(boxes, by_rows) * round_up + allowance
+    if v in prepared.prefix:
+        state.noise[v] = noise * round_up + allowance
+        reach = torch.minimum(reach, _by_prefix(state, v))
+    charged, funnel = allowance, prepared.funnel(state.ball.norm)
+    if v == funnel.node:
+        charged = state.noise[v] + funnel.rounding(state.ball.radius).reshape(charged.shape)
+    state.walls.allowances[v] = charged.flatten(1)[:, None] * (1 + 2 * gamma(prod(node.shape) + 2))
+    if v in prepared.folding:
+        state.walls.folded.add(v)
+    state.norms[v] = norm * round_up + dual_norms(allowance.flatten(1), 2)
+    _set_reach(state, v, reach, reach)
+
+
+def _set_reach(state: Deviations, v: int, below: Tensor, above: Tensor) -> None:
+    state.below[v], state.above[v] = below, above
+    state.reach[v] = torch.maximum(below, above)
+    state.norms[v] = torch.minimum(state.norms[v], dual_norms(state.reach[v].flatten(1), 2))
+
+
+def _computed(state: Deviations, v: int) -> Tensor:
+    """The value of a node that is only a step of the analysis, or an inner step of an operation."""
+    total: Tensor | None = None
+    for edge in state.prepared.exact.nodes[v].edges:
+        part = edge.op.apply(state.centre[edge.source])
+        total = part if total is None else total + part
+    assert total is not None
+    return total
+
+
+def _allowance(state: Deviations, v: int, values: Tensor) -> Tensor:
+    """η, from the sums of absolute products over the ball."""
+    prepared = state.prepared
+    node = prepared.exact.nodes[v]
+    allowance = 2 * prepared.proof[v] * values
+    if prepared.executed[v]:
+        summed = values * (1 + 2 * prepared.proof[v])
+        if v in prepared.offsets:
+            summed = summed + prepared.offsets[v]
+        allowance = allowance + 2 * (prepared.executed[v] * summed * (1 + 1e-9) + prepared.lost[v])
+    if prepared.denormal[v]:
+        tiny = 2.01 * torch.finfo(prepared.network.dtype).tiny
+        for edge in node.edges:
+            total = state.magnitude(edge.source).flatten(1).sum(1) * tiny
+            allowance = allowance + total.reshape(-1, *(1,) * len(node.shape))
+    return allowance
+
+
+def _by_prefix(state: Deviations, v: int) -> Tensor:
+    """ρ‖row‖ and what rounding adds, at a node of the linear prefix."""
+    norms = state.prepared.prefix_norms(v, state.ball.norm)
+    if norms is None:
+        return torch.full_like(state.noise[v], inf)
+    radius = state.ball.radius.reshape(-1, *(1,) * norms.dim())
+    return (radius * norms + state.noise[v]) * (1 + gamma(4))
+
+
+def _refine(state: Deviations, v: int, effort: Effort) -> None:
+    """Pull back the rows of the entries of a site's input for which it matters."""
+    prepared = state.prepared
+    if v in prepared.prefix and prepared.prefix_norms(v, state.ball.norm) is not None:
+        return
+    needed = torch.zeros_like(state.below[v], dtype=torch.bool)
+    for k in prepared.sites_of_source[v]:
+        needed |= needs_rows(prepared.exact.sites[k], state.centre[v], state.below[v], state.above[v])
+    flat = needed.flatten(1)
+    most = int(flat.sum(1).max())
+    if most == 0:
+        return
+    order = flat.to(torch.int8).argsort(stable=True, dim=1, descending=True)[:, :most]
+    below, above = state.below[v].flatten(1).clone(), state.above[v].flatten(1).clone()
+    for places in torch.split(order, _chunk(state, v), dim=1):
+        rows, constant = unit_rows(prepared, v, places, state.walls.allowances[v])
+        pulled = pull_back(prepared, state.walls, state.ball.norm, rows, constant)
+        if effort.inner_steps:
+            pulled = sharpen_shared(state, rows, constant, pulled, effort.inner_steps)
+        low, high = (-pulled.at(state.ball.radius)).clamp(min=0).chunk(2, dim=1)
+        below.scatter_(1, places, torch.minimum(below.gather(1, places), low))
+        above.scatter_(1, places, torch.minimum(above.gather(1, places), high))
+    shape = state.centre[v].shape
+    _set_reach(state, v, below.reshape(shape), above.reshape(shape))
+
+
+def _chunk(state: Deviations, v: int) -> int:
+    """How many places can have their rows pulled back at a time."""
+    largest = max(prod(node.shape) for node in state.prepared.exact.nodes[: v + 1])
+    return max(1, _ROWS_BYTES // (2 * len(state.centre[0]) * largest * 8))
+
+
+def _site_output(state: Deviations, v: int, index: int) -> None:
+    """Replace a nonlinearity by lines, and take the range of its output from them."""
+    prepared, site = state.prepared, state.prepared.exact.sites[index]
+    u = site.source
+    if v not in state.centre:  # the absolute value of a difference, in a maximum of two branches
+        assert site.function is not None
+        state.centre[v] = site.function(state.centre[u])
+    inward = torch.zeros_like(state.centre[u])
+    if u in prepared.folding:
+        inward = state.walls.allowances[u].reshape(inward.shape)
+    centre, value = state.centre[u], state.centre[v]
+    replaced = replace_site(site, centre, value, state.below[u], state.above[u], inward, prepared)
+    state.sites[index] = replaced
+    state.walls.relaxations[index] = replaced.relaxation
+    assert site.slope is not None
+    state.norms[v] = torch.full_like(state.ball.radius, inf)
+    if not isinstance(site.slope, LocalSlope):
+        rounding = dual_norms(replaced.error.flatten(1), 2)
+        state.norms[v] = float(site.slope.lipschitz()) * state.norms[u] * (1 + gamma(4)) + 2 * rounding
+    _set_reach(state, v, replaced.below, replaced.above)
+    state.largest.append(state.magnitude(v).flatten(1).amax(1))

@@ -1,0 +1,138 @@
+"""An elementwise nonlinearity over an interval: values on a grid, and how far it strays from them in between.
+
+Let [l, u] be the interval and l = p_0 ≤ … ≤ p_N = u a grid that contains the kinks. On a cell [a, b] of width h with
+chord slope σ, the nonlinearity is between its chord and
+
+    chord ± ρ,      ρ = min(κh²/8, h·(β−σ)(σ−α)/(β−α)),
+
+with the Lipschitz constant κ of φ′ (Taylor; 0 where φ is piecewise linear) and its slopes in [α, β] (φ is below both
+lines of slope β from a and of slope α from b, which meet that far above the chord). So for *any* slope λ
+
+    φ(z) ≤ λz + max over cells of (max(φ(a) − λa, φ(b) − λb) + ρ),
+
+and the same from below. Slopes may therefore be chosen in any way; what is proved is the intercept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lipcert.network.normal_form import Site
+from lipcert.network.slopes import Slope
+from lipcert.rounding import gamma
+
+_CELLS = 16
+"""Cells of the grid of a nonlinearity that is curved; they are narrower where activations bend, around zero."""
+_ROUND = gamma(12)
+"""Of the few operations that make an intercept."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The graph of φ around a centre z with φ̂ = φ(z) as executed, both subtracted; all tensors of float64.
+
+    places: (N+1, B, …), p_i − z. values: (N+1, B, …), φ(p_i) − φ̂. error: (B, …), of the values and places together with
+    the rounding of an intercept, for slopes of up to `steepest`. strays: (N, B, …), ρ of every cell.
+    """
+
+    places: Tensor
+    values: Tensor
+    error: Tensor
+    strays: Tensor
+    steepest: float
+
+    def take(self, index: Tensor) -> Grid:
+        """That of some inputs."""
+        strays = self.strays[:, index] if self.strays.dim() else self.strays
+        return Grid(self.places[:, index], self.values[:, index], self.error[index], strays, self.steepest)
+
+    def high(self, slope: Tensor) -> Tensor:
+        """The smallest known μ with φ(z + ζ) − φ̂ ≤ λζ + μ for all ζ of the interval."""
+        gaps = self.values - slope * self.places
+        tops = torch.maximum(gaps[:-1], gaps[1:]) + self.strays
+        return tops.amax(0) + self.error
+
+    def low(self, slope: Tensor) -> Tensor:
+        """The largest known μ with φ(z + ζ) − φ̂ ≥ λζ + μ for all ζ of the interval."""
+        gaps = self.values - slope * self.places
+        bottoms = torch.minimum(gaps[:-1], gaps[1:]) - self.strays
+        return bottoms.amin(0) - self.error
+
+    def range(self) -> tuple[Tensor, Tensor]:
+        """Bounds on φ(z + ζ) − φ̂."""
+        flat = torch.zeros_like(self.error)
+        return self.low(flat), self.high(flat)
+
+    def steep(self, sign: int) -> Tensor:
+        """The slope of the best line above (sign 1) or below (−1) the graph: the one that is closest at the midpoint.
+
+        It is the slope of an edge of the convex hull: of the chord over the midpoint whose height there is extreme.
+        """
+        middle = (self.places[0] + self.places[-1]) / 2
+        best = torch.full_like(middle, -torch.inf)
+        slope = torch.zeros_like(middle)
+        for i in range(len(self.places) - 1):
+            left, start = self.places[i], self.values[i]
+            run = self.places[i + 1 :] - left
+            chords = (self.values[i + 1 :] - start) / run.clamp(min=1e-300)
+            height = sign * (start + chords * (middle - left))
+            spans = (left <= middle) & (self.places[i + 1 :] >= middle) & (run > 0)
+            height, which = torch.where(spans, height, -torch.inf).max(0)
+            better = height > best
+            best = torch.where(better, height, best)
+            slope = torch.where(better, chords.gather(0, which[None])[0], slope)
+        return slope.clamp(-self.steepest, self.steepest)
+
+
+def grid(site: Site, centre: Tensor, value: Tensor, below: Tensor, above: Tensor, unit: float) -> Grid:
+    """The graph of a site over [centre − below, centre + above]; its implementation is off by ulps of size 2·unit."""
+    slope, function = site.slope, site.function
+    assert slope is not None
+    assert function is not None
+    alpha, beta = (float(end) for end in slope.interval())
+    steepest = max(abs(alpha), abs(beta))
+    points = _points(slope, centre, below, above)
+    images = torch.stack([function(point) for point in points])
+    places, values = points - centre, images - value
+    width = points[1:] - points[:-1]
+    strays = _strays(slope, width, values, alpha, beta)
+    size = images.abs().amax(0) + value.abs() + steepest * (points.abs().amax(0) + centre.abs())
+    # The values once, and the strays that are computed from the differences of two of them.
+    relative = _ROUND + 3 * 2 * unit * (slope.ulps or 0.0)
+    tiny = 4 * torch.finfo(torch.float64).tiny
+    return Grid(places, values, size * relative + tiny, strays, steepest)
+
+
+def _points(slope: Slope, centre: Tensor, below: Tensor, above: Tensor) -> Tensor:
+    """(N+1, B, …): the grid, from an end at most centre − below to one at least centre + above."""
+    outward = gamma(4) * (centre.abs() + below + above)
+    low, high = centre - below - outward, centre + above + outward
+    points = [low, high]
+    if slope.curvature != 0.0:
+        first, last = torch.asinh(low), torch.asinh(high)
+        for step in range(1, _CELLS):
+            inner = torch.sinh(first + (last - first) * (step / _CELLS))
+            points.append(torch.minimum(torch.maximum(inner, low), high))
+    for kink in slope.kinks:
+        place = torch.as_tensor(kink() if callable(kink) else kink, dtype=centre.dtype, device=centre.device)
+        points.append(torch.minimum(torch.maximum(place.expand_as(centre), low), high))
+    stacked = torch.stack(points)
+    if len(points) == 2:
+        return stacked
+    return stacked.sort(0).values
+
+
+def _strays(slope: Slope, width: Tensor, values: Tensor, alpha: float, beta: float) -> Tensor:
+    """ρ of every cell."""
+    if slope.curvature == 0.0:
+        return torch.zeros((), dtype=width.dtype, device=width.device)
+    # The chord slope is rounded: its error times the width is covered by the relative error of the values.
+    chord = ((values[1:] - values[:-1]) / width.clamp(min=1e-300)).clamp(alpha, beta)
+    by_slopes = width * (beta - chord) * (chord - alpha) / max(beta - alpha, 1e-300)
+    if slope.curvature is None:
+        return by_slopes * (1 + gamma(12))
+    by_curvature = slope.curvature * width.square() / 8
+    return torch.minimum(by_slopes, by_curvature) * (1 + gamma(12))

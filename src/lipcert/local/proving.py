@@ -1,0 +1,119 @@
+"""From deviations to radii: how far all differences of logits stay positive."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lipcert.certificate.propagation import LARGEST
+from lipcert.local.deviations import follow
+from lipcert.local.prepared import Prepared
+from lipcert.local.pulling import Ball, Pulled, pull_back
+from lipcert.local.sharpening import Effort, sharpen
+from lipcert.local.state import Deviations
+from lipcert.rounding import gamma
+
+_ROUND_DOWN = 1 - 2.0**-45
+_TINY_BALL = 1e-6
+_FARTHEST = 1e6
+_WITHIN_REACH = 0.5
+"""Better slopes have rarely gained more than this share of a margin."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """Inputs as executed: their values at all nodes, logits in float64 and predictions."""
+
+    values: dict[int, Tensor]
+    logits: Tensor
+    prediction: Tensor
+
+    def take(self, index: Tensor) -> Point:
+        """Some of the inputs."""
+        values = {v: value[index] for v, value in self.values.items()}
+        return Point(values, self.logits[index], self.prediction[index])
+
+    def margins(self) -> Tensor:
+        """(B, K−1): the predicted logit minus each of the others, as computed."""
+        chosen = self.logits.gather(1, self.prediction[:, None])
+        return chosen - self.logits.gather(1, self.others())
+
+    def others(self) -> Tensor:
+        """(B, K−1): the classes that are not predicted."""
+        count, classes = self.logits.shape
+        every = torch.arange(classes, device=self.logits.device).expand(count, classes)
+        return every[every != self.prediction[:, None]].reshape(count, classes - 1)
+
+
+def proved_radius(prepared: Prepared, point: Point, ball: Ball, effort: Effort) -> Tensor:
+    """(B,): a radius up to that of the ball within which the prediction is proved; that of the ball if all of it is."""
+    state = follow(prepared, ball, dict(point.values), effort)
+    rows = margin_rows(point)
+    constant = torch.zeros(rows.shape[:2], dtype=torch.float64, device=rows.device)
+    last = prepared.exact.sites[-1].source
+    with torch.no_grad():
+        pulled = pull_back(prepared, state.walls, ball.norm, {last: rows}, constant)
+    radius = radius_of(state, point, pulled)
+    if effort.last_steps:
+        left = _worth_sharpening(radius, point, pulled, ball)
+        if len(left):
+            fewer, some = state.take(left), point.take(left)
+            sharper = _sharpened(fewer, some, rows[left], pulled.take(left), effort.last_steps)
+            radius[left] = torch.maximum(radius[left], radius_of(fewer, some, sharper))
+    return radius
+
+
+@torch.no_grad()
+def promised_radius(prepared: Prepared, point: Point, norm: float) -> Tensor:
+    """(B,): how far the predictions would hold if all lines over a tiny ball went on: a guess."""
+    tiny = torch.full((len(point.prediction),), _TINY_BALL, dtype=torch.float64, device=point.logits.device)
+    state = follow(prepared, Ball(norm, tiny), dict(point.values), Effort())
+    rows = margin_rows(point)
+    constant = torch.zeros(rows.shape[:2], dtype=torch.float64, device=rows.device)
+    pulled = pull_back(prepared, state.walls, norm, {prepared.exact.sites[-1].source: rows}, constant)
+    ratios = (point.margins() + pulled.constant) / pulled.steepness.clamp(min=torch.finfo(torch.float64).tiny)
+    return ratios.amin(1).clamp(min=0.0, max=_FARTHEST).nan_to_num(0.0)
+
+
+def _worth_sharpening(radius: Tensor, point: Point, pulled: Pulled, ball: Ball) -> Tensor:
+    """The inputs for which the proof has failed by less than a share of their margin, so that better slopes may do."""
+    margins = point.margins()
+    worst = ((margins + pulled.at(ball.radius)) / margins.clamp(min=1e-300)).amin(1)
+    close = (worst <= 0) & (worst > -_WITHIN_REACH)
+    return ((radius < ball.radius) & close).nonzero().flatten()
+
+
+def _sharpened(state: Deviations, point: Point, rows: Tensor, pulled: Pulled, steps: int) -> Pulled:
+    """Better bounds for the rows that fail, which are few."""
+    margins = point.margins()
+    bounds = margins + pulled.at(state.ball.radius)
+    most = int((~(bounds > 0)).sum(1).max())
+    worst = bounds.argsort(dim=1)[:, :most]
+    chosen = rows.gather(1, worst[:, :, None].expand(-1, -1, rows.shape[2]))
+    some = Pulled(pulled.constant.gather(1, worst), pulled.steepness.gather(1, worst))
+    last = state.prepared.exact.sites[-1].source
+    some = sharpen(state, last, chosen, some, margins.gather(1, worst), steps)
+    constant = pulled.constant.scatter(1, worst, some.constant)
+    return Pulled(constant, pulled.steepness.scatter(1, worst, some.steepness))
+
+
+def margin_rows(point: Point) -> Tensor:
+    """(B, K−1, K): unit rows of the predicted class minus those of the others."""
+    unit = torch.eye(point.logits.shape[1], dtype=torch.float64, device=point.logits.device)
+    return unit[point.prediction][:, None] - unit[point.others()]
+
+
+def radius_of(state: Deviations, point: Point, pulled: Pulled) -> Tensor:
+    """The largest ρ with margin + constant − ρ·steepness > 0 for all classes; 0 where values may overflow."""
+    margins = point.margins()
+    radius = state.ball.radius
+    slack = margins + pulled.constant
+    slack = slack - gamma(4) * (margins.abs() + pulled.constant.abs())
+    whole = (margins + pulled.at(radius) - gamma(4) * margins.abs() > 0).all(1)
+    ratios = torch.where(slack > 0, slack / pulled.steepness.clamp(min=torch.finfo(torch.float64).tiny), 0.0)
+    shorter = torch.minimum(ratios.amin(1) * _ROUND_DOWN, radius)
+    proved = torch.where(whole, radius, shorter.clamp(min=0.0))
+    in_range = torch.stack(state.largest).amax(0) <= LARGEST[state.prepared.network.dtype]
+    return torch.where(in_range & torch.isfinite(proved), proved, 0.0)

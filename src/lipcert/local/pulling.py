@@ -1,0 +1,131 @@
+"""Rows at a node, pulled back to the input through lines in place of the nonlinearities.
+
+For a node w that computes v = Σ_e A_e v_e + b as executed, deviations from the centre satisfy Δ_w = Σ_e A_e Δ_e + δ_w
+with |δ_w| ≤ η_w, rounding at both points. So a row y at w is the rows A_eᵀy at the sources, less |y|·η_w. Computed rows
+are off by γ|A_e|ᵀ|y| themselves; times the deviations of the sources, that is part of η_w too (see `deviations`). At
+the input, y·Δ ≥ −ρ‖y‖ with the dual norm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from lipcert.local.funnels import dual_norms
+from lipcert.local.prepared import Prepared
+from lipcert.local.relaxations import Relaxation
+from lipcert.network.linear import Dense
+from lipcert.rounding import gamma
+
+Rows = dict[int, Tensor]
+"""Rows at nodes, (B, R, …) each, whose products with deviations are added."""
+
+
+@dataclass(frozen=True)
+class Ball:
+    """‖x′ − x‖ ≤ radius in l2 or l∞ around each input; `radius` is (B,), float64."""
+
+    norm: float
+    radius: Tensor
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """Rows have become y·Δ ≥ constant − ρ·steepness for deviations within ρ, up to the radius of the ball; (B, R)."""
+
+    constant: Tensor
+    steepness: Tensor
+
+    def at(self, radius: Tensor) -> Tensor:
+        """(B, R): the bound at radius ρ, (B,)."""
+        fall = radius[:, None] * self.steepness
+        return self.constant - fall - gamma(4) * (self.constant.abs() + fall)
+
+    def take(self, index: Tensor) -> Pulled:
+        """Those of some inputs."""
+        return Pulled(self.constant[index], self.steepness[index])
+
+
+@dataclass(frozen=True)
+class Walls:
+    """What rows meet on their way: allowances η, (B, 1, n), of linear nodes, and the relaxations of sites.
+
+    folded: nodes whose allowances are part of the relaxation of the only site that reads them.
+    """
+
+    allowances: dict[int, Tensor]
+    relaxations: dict[int, Relaxation]
+    folded: set[int]
+
+    def take(self, index: Tensor) -> Walls:
+        """Those of some inputs."""
+        allowances = {v: value[index] for v, value in self.allowances.items()}
+        relaxations = {k: relaxation.take(index) for k, relaxation in self.relaxations.items()}
+        return Walls(allowances, relaxations, self.folded)
+
+    def charge(self, v: int, rows: Tensor) -> Tensor:
+        """(B, R): −|y|·η for rows at a linear node."""
+        if v in self.folded:
+            return torch.zeros(rows.shape[:2], dtype=rows.dtype, device=rows.device)
+        return -torch.bmm(rows.flatten(2).abs(), self.allowances[v].transpose(1, 2))[:, :, 0]
+
+
+def pull_back(prepared: Prepared, walls: Walls, norm: float, rows: Rows, constant: Tensor) -> Pulled:
+    """The rows at the input; `constant`, (B, R), is what is known beforehand."""
+    network, values = prepared.exact, dict(rows)
+    total, size, count = constant, constant.abs(), 4
+    steepness = torch.zeros_like(constant)
+    funnel = prepared.funnel(norm)
+    for v in range(max(values), -1, -1):
+        y = values.pop(v, None)
+        if y is None:
+            continue
+        site = network.site_of_output.get(v)
+        if site == 0:
+            steepness = dual_norms(y.flatten(2), norm)
+            continue
+        if v == funnel.node:
+            part = walls.charge(v, y)
+            steepness = dual_norms(y.flatten(2) @ funnel.matrix, norm)
+            total, size, count = total + part, size + part.abs(), count + 1
+            continue
+        if site is not None:
+            pulled, part = walls.relaxations[site].pull(y)
+            if pulled is not None:
+                _add(values, network.sites[site].source, pulled)
+        else:
+            part = walls.charge(v, y)
+            for edge in network.nodes[v].edges:
+                pulled = edge.op.adjoint(y.flatten(0, 1))
+                _add(values, edge.source, pulled.reshape(*y.shape[:2], *edge.op.in_shape))
+        total, size, count = total + part, size + part.abs(), count + 1
+    return Pulled(total - gamma(count) * size, steepness)
+
+
+def unit_rows(prepared: Prepared, v: int, places: Tensor, allowance: Tensor) -> tuple[Rows, Tensor]:
+    """±(unit row) for each place of a linear node, (B, R), as rows at its sources: (B, 2R, …), and constants, (B, 2R).
+
+    Rows of a dense layer are those of its weight, so that nothing need be multiplied.
+    """
+    node = prepared.exact.nodes[v]
+    count, rows = places.shape
+    rows_at: Rows = {}
+    for edge in node.edges:
+        if isinstance(edge.op, Dense) and len(node.shape) == 1:
+            chosen = edge.op.weight()[places]
+        else:
+            seed = torch.zeros(count, rows, prod(node.shape), dtype=torch.float64, device=places.device)
+            seed.scatter_(2, places[:, :, None], 1.0)
+            chosen = edge.op.adjoint(seed.reshape(count * rows, *node.shape)).reshape(count, rows, *edge.op.in_shape)
+        _add(rows_at, edge.source, torch.cat([chosen, -chosen], 1))
+    constant = -allowance[:, 0].gather(1, places)
+    return rows_at, torch.cat([constant, constant], 1)
+
+
+def _add(values: Rows, node: int, rows: Tensor) -> None:
+    if node in values:
+        rows = values[node] + rows
+    values[node] = rows

@@ -1,0 +1,195 @@
+"""The relaxation of every kind of site, from the interval of its input.
+
+Executed nonlinearities are off by e, as their `ulps` say: φ̂(z′) = φ(z′) ± e. Intercepts contain e, and the error of
+float64 products with rows, γ₆₄·|λ|·|ζ|.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+
+import torch
+from torch import Tensor
+
+from lipcert.local.funnels import dual_norms
+from lipcert.local.grids import Grid, grid
+from lipcert.local.prepared import Prepared
+from lipcert.local.relaxations import Constants, Lines, Picks, Plane, Relaxation, adjoint_at, widened
+from lipcert.network.normal_form import Site
+from lipcert.network.slopes import Slope
+from lipcert.network.tangents import LocalSlope
+from lipcert.rounding import gamma
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """A relaxation with the range of the output, Δ ∈ [−below, above], e, and the grid it was made from, if any.
+
+    allowance: e, and what products with rows are off by. inward: η of the node before, if rows reach it by this site
+    alone: then it is part of the intercepts, |y|·|λ|·η for a row y.
+    """
+
+    relaxation: Relaxation
+    below: Tensor
+    above: Tensor
+    error: Tensor
+    allowance: Tensor
+    inward: Tensor
+    grid: Grid | None = None
+
+    def take(self, index: Tensor) -> Replaced:
+        """That of some inputs."""
+        graph = None if self.grid is None else self.grid.take(index)
+        return Replaced(
+            self.relaxation.take(index),
+            self.below[index],
+            self.above[index],
+            self.error[index],
+            self.allowance[index],
+            self.inward[index],
+            graph,
+        )
+
+    def lines(self, low_slope: Tensor, high_slope: Tensor) -> Lines:
+        """Lines of other slopes, (B, R, …) or (B, 1, …)."""
+        assert self.grid is not None
+        low = torch.stack([self.grid.low(slope) for slope in low_slope.unbind(1)], 1) - self.allowance[:, None]
+        high = torch.stack([self.grid.high(slope) for slope in high_slope.unbind(1)], 1) + self.allowance[:, None]
+        inward = self.inward[:, None]
+        low, high = low - low_slope.abs() * inward, high + high_slope.abs() * inward
+        size = torch.maximum(low.abs(), high.abs())
+        return Lines(low_slope, high_slope, widened(low, size, -1, first=2), widened(high, size, 1, first=2))
+
+
+def needs_rows(site: Site, centre: Tensor, below: Tensor, above: Tensor) -> Tensor:
+    """For which entries of its input a narrower interval can change the relaxation of a site."""
+    slope = site.slope
+    assert slope is not None
+    if not slope.elementwise or slope.curvature != 0.0:
+        return (below + above) > 0
+    needed = torch.zeros_like(centre, dtype=torch.bool)
+    for kink in slope.kinks:
+        place = torch.as_tensor(kink() if callable(kink) else kink, dtype=centre.dtype, device=centre.device)
+        needed |= (centre - below < place) & (place < centre + above)
+    return needed
+
+
+def replace_site(
+    site: Site, centre: Tensor, value: Tensor, below: Tensor, above: Tensor, inward: Tensor, prepared: Prepared
+) -> Replaced:
+    """The relaxation of a site whose input is in [centre − below, centre + above], and `value` at the centre."""
+    slope = site.slope
+    assert slope is not None
+    if slope.elementwise:
+        return _elementwise(site, slope, centre, value, below, above, inward, prepared)
+    if isinstance(slope, LocalSlope):
+        return _plane(site, slope, centre, value, below, above, prepared)
+    span = torch.maximum(below, above)
+    size = (centre.abs() + span).flatten(1).amax(1).reshape(-1, *(1,) * (value.dim() - 1))
+    low, high = _range(site, slope, centre, value, below, above)
+    error = _error(slope, value.abs() + torch.maximum(-low, high), size, centre, value, prepared)
+    if slope.extremum:
+        return _picks(site, slope, centre, value, below, above, error, prepared.fan_out)
+    low, high = low - error, high + error
+    return Replaced(Constants(*_outwards(low, high)), -low, high, error, error, inward)
+
+
+def _plane(
+    site: Site, slope: LocalSlope, centre: Tensor, value: Tensor, below: Tensor, above: Tensor, prepared: Prepared
+) -> Replaced:
+    """φ̂(c + ζ) − φ̂(c) = J(c)ζ ± (remainder + rounding at both points); |J(c)ζ| is bounded entry by entry."""
+    function, tangent = site.function, slope.tangent
+    assert function is not None
+    assert tangent is not None
+    reach = torch.maximum(below, above)
+    remainder = tangent.remainder(centre, reach)
+    steps = tangent.linear(centre, reach)
+    outputs = value.abs() + steps + remainder
+    error = tangent.error(centre, reach, outputs, prepared.network.dtype)
+    # Rows are pulled back by automatic differentiation, a few dozen roundings for every entry that is summed. What is
+    # computed on the way, exponentials of up to 10³ and deviations from means, is off by far less than 10⁻¹¹.
+    entries = prod(centre.shape[1:]) + prod(value.shape[1:])
+    slack = remainder + 2 * error + (gamma(8 * entries + 64 + prepared.fan_out) + 1e-11) * steps
+    range_ = steps + slack
+    relaxation = Plane(function, centre, *_outwards(-slack, slack))
+    return Replaced(relaxation, range_, range_, error, slack, torch.zeros_like(centre))
+
+
+def _outwards(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """Intercepts of one line each for all rows, (B, 1, …)."""
+    size = torch.maximum(low.abs(), high.abs())
+    return widened(low, size, -1)[:, None], widened(high, size, 1)[:, None]
+
+
+def _error(slope: Slope, outputs: Tensor, inputs: Tensor, centre: Tensor, value: Tensor, prepared: Prepared) -> Tensor:
+    """e: the rounding of the executed nonlinearity, from the largest outputs and inputs."""
+    entries = max(prod(centre.shape[1:]), prod(value.shape[1:]))
+    lipschitz = float(slope.lipschitz())
+    relative = 2.01 * slope.roundings(entries) * prepared.unit
+    flushed = (1 + lipschitz) * 2.0**21 * torch.finfo(prepared.network.dtype).tiny
+    return relative * (outputs + lipschitz * inputs) + flushed
+
+
+def _elementwise(
+    site: Site,
+    slope: Slope,
+    centre: Tensor,
+    value: Tensor,
+    below: Tensor,
+    above: Tensor,
+    inward: Tensor,
+    prepared: Prepared,
+) -> Replaced:
+    graph = grid(site, centre, value, below, above, prepared.unit)
+    span = torch.maximum(below, above)
+    low, high = graph.range()
+    outputs = value.abs() + torch.maximum(-low, high)
+    error = _error(slope, outputs, centre.abs() + span, centre, value, prepared)
+    allowance = error + 4 * gamma(prepared.fan_out + 6) * graph.steepest * span
+    bare = Replaced(Constants(low, high), error - low, error + high, error, allowance, inward, graph)
+    lines = bare.lines(graph.steep(-1)[:, None], graph.steep(1)[:, None])
+    return replace(bare, relaxation=lines)
+
+
+def _range(
+    site: Site, slope: Slope, centre: Tensor, value: Tensor, below: Tensor, above: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Bounds on φ(z′) − φ̂(z): from monotonicity, and from the Lipschitz constant in l2."""
+    assert site.function is not None
+    span = torch.maximum(below, above)
+    length = float(slope.lipschitz()) * dual_norms(span.flatten(1), 2) * (1 + gamma(4))
+    length = length.reshape(-1, *(1,) * (value.dim() - 1)).expand_as(value)
+    low, high = -length, length
+    if slope.monotone:
+        outward = gamma(4) * (centre.abs() + span)
+        low = torch.maximum(low, site.function(centre - below - outward) - value)
+        high = torch.minimum(high, site.function(centre + above + outward) - value)
+    slack = gamma(4) * (value.abs() + length)
+    return low - slack, high + slack
+
+
+def _picks(
+    site: Site, slope: Slope, centre: Tensor, value: Tensor, below: Tensor, above: Tensor, error: Tensor, fan_out: int
+) -> Replaced:
+    """Largest entries: the picked ones have the largest lower ends, so that they are settled as often as possible."""
+    function, sign = site.function, slope.extremum
+    assert function is not None
+    outward = gamma(4) * (centre.abs() + below + above)
+    low, high = centre - below - outward, centre + above + outward
+    near, far = (low, high) if sign > 0 else (high, low)
+    ranks = near.flatten(1).argsort(stable=True, dim=1).argsort(dim=1).double().reshape(near.shape)  # no two are equal
+    chosen = adjoint_at(function, ranks, torch.ones_like(value)) > 0
+    picked = function(torch.where(chosen, centre, -sign * torch.inf))
+    others = function(torch.where(chosen, -sign * torch.inf, far))
+    settled = sign * others <= sign * function(near)
+    line = picked - value
+    end = torch.where(settled, line, function(far) - value)
+    slack = gamma(8) * (value.abs() + picked.abs() + function(far).abs()) + error
+    # What is pulled back is at most the largest span of the entries, times a row.
+    span = torch.maximum(below, above)
+    slack = slack + gamma(fan_out + 6) * span.flatten(1).amax(1).reshape(-1, *(1,) * (value.dim() - 1))
+    line_low, line_high = (line, end) if sign > 0 else (end, line)
+    reach_low, reach_high = function(low) - value - slack, function(high) - value + slack
+    relaxation = Picks(function, ranks, settled, sign, *_outwards(line_low - slack, line_high + slack))
+    return Replaced(relaxation, -reach_low, reach_high, error, slack, torch.zeros_like(centre))

@@ -1,0 +1,57 @@
+"""What the machine has: memory that may be used, and products of bfloat16 numbers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from functools import cache
+
+_SHARE = 0.6
+_MOST = 2 << 30
+_UNKNOWN = 1 << 30
+
+
+def free_memory() -> int:
+    """Bytes that are available, without what the limits of the process leave out; a guess where nobody tells."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            lines = dict(line.split(":", 1) for line in file)
+        free = int(lines["MemAvailable"].split()[0]) << 10
+    except (OSError, KeyError, ValueError):
+        free = _guess()
+    return min(free, _left_by_limits())
+
+
+def usable_memory() -> int:
+    """60 % of what is free, at most 2 GiB: more makes nothing faster."""
+    return max(1, min(int(_SHARE * free_memory()), _MOST))
+
+
+@cache
+def bfloat16_works() -> bool:
+    """Whether this processor multiplies bfloat16 matrices; some say so, and end the process instead."""
+    trial = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); a @ a"
+    return subprocess.run([sys.executable, "-c", trial], capture_output=True, check=False).returncode == 0
+
+
+def _guess() -> int:
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return _UNKNOWN
+
+
+def _left_by_limits() -> int:
+    """What the limit on the address space of the process leaves."""
+    try:
+        import resource
+
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if limit == resource.RLIM_INFINITY:
+            return 1 << 60
+        with open("/proc/self/statm", encoding="ascii") as file:
+            used = int(file.read().split()[0]) * resource.getpagesize()
+    except (ImportError, OSError, ValueError):
+        return 1 << 60
+    return max(0, limit - used)

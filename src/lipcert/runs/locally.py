@@ -1,0 +1,82 @@
+"""Local certificates of a run folder: bounds over balls of the sizes that were asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lipcert.bounds.bound import Bound
+from lipcert.certificate import Certificates
+from lipcert.certificate.stream import certify_to_csv
+from lipcert.data import Dataset
+from lipcert.layout import LOCAL
+from lipcert.local.certify_local import LocalCertifier
+from lipcert.models import LoadedModel
+from lipcert.progress import Progress
+
+_BATCH = 32
+
+
+@dataclass(frozen=True)
+class AtEpsilons:
+    """Certifies batches at several ε: radii are at least the largest one that is proved."""
+
+    certifier: LocalCertifier
+    bound: Bound
+    epsilons: Sequence[float]
+
+    @property
+    def fingerprint(self) -> str:
+        return self.bound.facts.fingerprint
+
+    @property
+    def guarantee(self) -> str:
+        return self.bound.guarantee
+
+    def certify(self, x: Tensor, first: int = 0, label: Tensor | None = None) -> Certificates:
+        """Smaller ε first: where one fails, larger ones are not tried."""
+        return self.certifier.certify_at(x, sorted(self.epsilons), first, label)
+
+
+def norm_name(norm: float) -> str:
+    """As it is written in summaries and tables."""
+    return "l∞" if norm == inf else "l2"
+
+
+def certify_locally(
+    loaded: LoadedModel,
+    dataset: Dataset,
+    bound: Bound,
+    norm: float,
+    epsilons: Sequence[float],
+    count: int,
+    folder: Path,
+    progress: Progress,
+) -> Certificates:
+    """Local certificates of the first test inputs, in the folder; continued where they stopped."""
+    test = dataset.test
+    sizes = ",".join(f"{epsilon!r}" for epsilon in sorted(epsilons))
+    origin = f"{dataset.name} {dataset.checksum} {loaded.execution} {bound.method} local {norm_name(norm)} {sizes}"
+    certifier = LocalCertifier(loaded.network, tuple(loaded.input_shape), norm, bound)
+    return certify_to_csv(
+        AtEpsilons(certifier, bound, epsilons),
+        lambda first, last: (test.pixels(slice(first, last)), test.labels[first:last]),
+        count,
+        folder / LOCAL,
+        origin=origin,
+        batch_size=_BATCH,
+        progress=progress,
+    )
+
+
+def larger_radii(certificates: Certificates, local: Certificates | None, norm: float) -> Certificates:
+    """What l2 attacks are to judge: the local radii where they are in l2, which are never below the others."""
+    if local is None or norm != 2:
+        return certificates
+    assert torch.equal(certificates.prediction, local.prediction)
+    return local

@@ -1,0 +1,77 @@
+"""Muon for kernels of any shape: a convolution's is a matrix with one row per filter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from math import sqrt
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+_NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+_ITERATIONS = 5
+
+
+class KernelMuon(Optimizer):
+    """Momentum (Nesterov's), made nearly orthogonal as a matrix (Jordan et al. 2024), is the step of a kernel.
+
+    A step has the length lr·√max(1, rows/columns) in the spectral norm. Unlike `torch.optim.Muon` it takes kernels of
+    convolutions, and no product is in bfloat16, which not every processor has.
+
+    Args:
+        params: kernels, or groups of them.
+        lr: the learning rate.
+        momentum: the share of the old momentum.
+        weight_decay: the weights shrink by lr·weight_decay in every step.
+    """
+
+    def __init__(
+        self, params: Iterable[Any], lr: float = 0.02, momentum: float = 0.95, weight_decay: float = 0.0
+    ) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for kernel in group["params"]:
+                if kernel.grad is not None:
+                    self._move(kernel, group)
+        return loss
+
+    def _move(self, kernel: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[kernel]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(kernel)
+        average, momentum = state["momentum_buffer"], group["momentum"]
+        average.mul_(momentum).add_(kernel.grad)
+        ahead = kernel.grad + momentum * average
+        direction = orthogonalised(ahead.reshape(len(kernel), -1))
+        rows, columns = direction.shape
+        kernel.mul_(1 - group["lr"] * group["weight_decay"])
+        kernel.sub_(direction.reshape(kernel.shape), alpha=group["lr"] * sqrt(max(1.0, rows / columns)))
+
+
+def orthogonalised(matrix: Tensor) -> Tensor:
+    """A matrix with the same singular vectors and singular values between about 0.7 and 1.2, by Newton and Schulz."""
+    wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
+    x: Tensor = wide / (torch.linalg.matrix_norm(wide) + 1e-30)
+    a, b, c = _NEWTON_SCHULZ
+    for _ in range(_ITERATIONS):
+        gram = x @ x.T
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x if matrix.shape[0] <= matrix.shape[1] else x.T
+
+
+def kernels(model: nn.Module) -> list[Tensor]:
+    """The weights of dense layers and convolutions."""
+    found: list[Tensor] = []
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            found.append(module.weight)
+    return found

@@ -1,0 +1,42 @@
+"""Muon on kernels of any shape."""
+
+import pytest
+import torch
+from torch import nn
+
+from helpers import randn
+from lipcert.training.muon import KernelMuon, kernels, orthogonalised
+
+
+@pytest.mark.parametrize("shape", [(6, 20), (20, 6), (8, 8)])
+def test_singular_vectors_stay_and_singular_values_become_alike(shape):
+    matrix = randn(*shape)
+    left, _, right = torch.linalg.svd(matrix, full_matrices=False)
+    inner = left.T @ orthogonalised(matrix) @ right.T
+    values = inner.diagonal()
+    assert 0.3 < values.min() < values.max() < 1.3
+    torch.testing.assert_close(inner, torch.diag(values), rtol=0, atol=1e-9)
+
+
+def test_a_convolution_moves_like_the_matrix_of_its_filters():
+    kernel = nn.Parameter(randn(5, 2, 3, 3))
+    matrix = nn.Parameter(kernel.detach().reshape(5, 18).clone())
+    for parameter in (kernel, matrix):
+        optimizer = KernelMuon([parameter], lr=0.1, weight_decay=0.5)
+        for step in range(3):
+            parameter.grad = randn(5, 18, seed=step).reshape(parameter.shape)
+            optimizer.step()
+    torch.testing.assert_close(kernel.reshape(5, 18), matrix)
+
+
+def test_a_step_has_the_length_of_the_learning_rate_whatever_the_gradient():
+    for scale in (1e-6, 1.0, 1e6):
+        weight = nn.Parameter(torch.zeros(8, 4, dtype=torch.float64))
+        weight.grad = scale * randn(8, 4)
+        KernelMuon([weight], lr=0.1).step()
+        assert torch.linalg.matrix_norm(weight, 2).item() == pytest.approx(0.1 * 2**0.5, rel=0.3)
+
+
+def test_kernels_are_the_weights_of_dense_layers_and_convolutions():
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3))
+    assert [tuple(kernel.shape) for kernel in kernels(model)] == [(2, 1, 3, 3), (3, 8)]
