@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lipcert.network import Call, Network, Slope, register_rule, trace
     from lipcert.norms.certified import NormOptions
     from lipcert.onnx_graphs import load_onnx
-    from lipcert.runs import Run, Summary
+    from lipcert.runs import Run, Summary, pretrained
     from lipcert.training import TrainConfig, resume, train
 
 __version__ = VERSION
@@ -57,6 +57,7 @@ __all__ = [
     "load_model",
     "load_onnx",
     "losses",
+    "pretrained",
     "register_rule",
     "resume",
     "trace",
@@ -89,6 +90,7 @@ _PLACES = {
     "estimate_sampled": "lipcert.bounds.sampled",
     "load_model": "lipcert.models",
     "load_onnx": "lipcert.onnx_graphs",
+    "pretrained": "lipcert.runs",
     "register_rule": "lipcert.network",
     "resume": "lipcert.training",
     "trace": "lipcert.network",

@@ -25,6 +25,7 @@ COMMANDS = {
     "sweep": ("sweep_command", "sweep_command", "Train with several values and seeds: means, deviations, a report."),
     "export": ("export_command", "export", "A classifier with radii for other runtimes: ONNX, or a web page."),
     "report": ("report_command", "report", "A page on one run or several side by side, with figures and tables."),
+    "pretrained": ("pretrained_command", "pretrained_command", "The trained networks that come with lipcert."),
     "presets": ("presets_command", "list_presets", "The configurations that come with lipcert."),
     "reproduce": ("reproduce_command", "reproduce", "A table or figure of the paper, ours beside the published one."),
 }  # fmt: skip

@@ -19,6 +19,8 @@ from lipcert.certificate import Certifier
 from lipcert.certificate.error_pass import BatchErrors, ErrorPass, Execution
 from lipcert.layers import RhoLipschitzConv2d, RhoLipschitzLinear
 from lipcert.models import zoo
+from lipcert.network.build import normal_form
+from lipcert.network.splitting import split_sums
 from lipcert.norms.product_errors import magnitude_norm
 from lipcert.rounding import gamma
 from models import dense_chain, gaussian, rho_conv
@@ -74,11 +76,14 @@ class WorstPass(ErrorPass):
 class Adversary:
     """A model in float32 and what its errors can be at any input."""
 
-    def __init__(self, model, shape):
+    def __init__(self, model, shape, longest_sum=None):
         self.model = deepcopy(model).float().requires_grad_(False).eval()
-        self.certifier = Certifier(self.model, lipcert.bound(self.model, shape))
+        self.certifier = Certifier(self.model, lipcert.bound(self.model, shape), longest_sum)
         self.wide = deepcopy(self.model).double()
-        self.gradients = Gradients(lipcert.trace(self.wide, shape))
+        network = lipcert.trace(self.wide, shape)
+        if longest_sum:
+            network = normal_form(split_sums(network.program, longest_sum))
+        self.gradients = Gradients(network)
         self.worst = WorstPass(self.certifier.network, self.certifier.error_pass.stages)
 
     def execute(self, x):
@@ -149,6 +154,15 @@ def test_worst_errors_stay_below_the_bound(name):
     used.append(adversary.check(torch.cat([torch.zeros(1, *shape), 10 * randn(20, *shape).float()])))
     assert max(at for at, _ in used) > 0.02
     assert max(over for _, over in used) > 0.005
+
+
+@pytest.mark.parametrize("name", ["chain", "dense layers in series", "convolutions in series", "residual"])
+def test_worst_errors_of_sums_in_parts_stay_below_the_bound(name):
+    model, shape = NETWORKS[name]
+    adversary = Adversary(model, shape, longest_sum=20)
+    at, over = adversary.check(randn(20, *shape).float())
+    assert at > 0.005
+    assert over > 0.001
 
 
 @examples(1)

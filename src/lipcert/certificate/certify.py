@@ -32,6 +32,7 @@ from lipcert.network.build import normal_form, trace
 from lipcert.network.capture import LOCK
 from lipcert.network.normal_form import Network
 from lipcert.network.probes import probes
+from lipcert.network.splitting import split_sums
 from lipcert.progress import Progress, no_progress
 from lipcert.rounding import denormals_kept
 
@@ -48,14 +49,14 @@ class Certifier:
         (z_y − z_i − errors_yi) / (L_yi + κ_yi),
 
     rounded down and at least 0: `errors` bounds the rounding errors of the executed model at x and at any point of the
-    ball, up to κ per unit of distance.
+    ball, up to κ per unit of distance. With `longest_sum`, what is executed sums in parts (see `network.splitting`).
     """
 
-    def __init__(self, model: nn.Module | Network, bound: Bound) -> None:
+    def __init__(self, model: nn.Module | Network, bound: Bound, longest_sum: int | None = None) -> None:
         with LOCK, torch.inference_mode(False), denormals_kept():
-            self._prepare(model, bound)
+            self._prepare(model, bound, longest_sum)
 
-    def _prepare(self, model: nn.Module | Network, bound: Bound) -> None:
+    def _prepare(self, model: nn.Module | Network, bound: Bound, longest_sum: int | None) -> None:
         if not isinstance(bound, Bound):
             raise OptionError(f"bound is {type(bound).__name__}, expected what lipcert.bound or Bound.load returns")
         traced = model
@@ -71,10 +72,14 @@ class Certifier:
         self.bound = bound
         self.classes = traced.classes
         program = traced.program.frozen()
+        if longest_sum is not None:
+            program = split_sums(program, longest_sum)
         check_finite(program)
         self.network = normal_form(program, check=False)
         with torch.no_grad():
             exact = normal_form(program, exact=True)
+            if exact.depth != traced.depth:
+                raise OptionError("with longest_sum, the model has other nonlinearities than its bound; leave it out")
             stages = stage_bounds(self.network, exact)
             self.rounding = rounding_model(self.network, exact, stages, bound)
         self.constants = bound.pairwise(self.classes) + self.rounding.growth
@@ -152,6 +157,7 @@ def certify(
     *,
     labels: Labels | None = None,
     batch_size: int = 256,
+    longest_sum: int | None = None,
     progress: Progress = no_progress,
 ) -> Certificates:
     """Certified l2 radii for inputs or for a loader of inputs, or of (inputs, labels).
@@ -164,6 +170,8 @@ def certify(
         bound: from `lipcert.bound`; computed (method "liplt") if not given.
         labels: true classes for a single batch of inputs.
         batch_size: how many inputs run at a time.
+        longest_sum: execute dense layers and convolutions in parts of at most so many products, and certify that; 144
+            is a good choice. Rounding then costs a fraction of what it does otherwise, at some cost in time.
         progress: called with what is being done and the fraction done.
     """
     if not isinstance(batch_size, int) or batch_size < 1:
@@ -175,7 +183,7 @@ def certify(
     done = 0
     for inputs, label in batches_of(x, true, batch_size):
         if certifier is None:
-            certifier = _certifier(model, inputs, bound, progress)
+            certifier = _certifier(model, inputs, bound, longest_sum, progress)
         certificates.append(certifier.certify(inputs, done, label))
         done += len(inputs)
         progress("certifying", len(certificates) / total)
@@ -184,11 +192,14 @@ def certify(
     return concatenate(certificates)
 
 
-def _certifier(model: nn.Module, inputs: Tensor, bound: Bound | None, progress: Progress) -> Certifier:
+def _certifier(
+    model: nn.Module, inputs: Tensor, bound: Bound | None, longest_sum: int | None, progress: Progress
+) -> Certifier:
     """The model is captured once, for its bound and for certifying."""
     if bound is not None:
-        return Certifier(model, bound)
+        return Certifier(model, bound, longest_sum)
     check_dense(inputs)
     network = trace(model, tuple(inputs.shape[1:]))
     method, target = find_method("liplt"), find_target(default_target(network))
-    return Certifier(network, bound_network(network, method, [target], progress=progress)[target.name])
+    found = bound_network(network, method, [target], progress=progress)[target.name]
+    return Certifier(network, found, longest_sum)

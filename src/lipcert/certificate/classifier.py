@@ -26,6 +26,7 @@ class CertifiedClassifier(nn.Module):
     The rounding errors at x are bounded from those at the zero input and the distance to it, instead of being followed
     through the network as `certify` does; so the radii are smaller than those of `certify`. The module can be exported
     by `torch.export`. To keep it, save the model's weights and the bound, and build it again from both.
+    `longest_sum` is that of `lipcert.certify`.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
@@ -33,9 +34,9 @@ class CertifiedClassifier(nn.Module):
         >>> logits, radius = classifier(torch.rand(2, 4))
     """
 
-    def __init__(self, model: nn.Module | Network, bound: Bound) -> None:
+    def __init__(self, model: nn.Module | Network, bound: Bound, longest_sum: int | None = None) -> None:
         super().__init__()
-        certifier = Certifier(model, bound)
+        certifier = Certifier(model, bound, longest_sum)
         network = certifier.network
         zero = torch.zeros(1, *bound.facts.input_shape, dtype=network.dtype, device=network.device)
         with torch.no_grad():

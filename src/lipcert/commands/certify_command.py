@@ -9,10 +9,10 @@ import typer
 
 from lipcert.bounds.methods import METHODS
 from lipcert.commands.options import (
+    DATA_OPTION,
+    EPS_OPTION,
     AsJson,
-    Data,
     DataDir,
-    Eps,
     InputShape,
     Limit,
     Model,
@@ -35,12 +35,13 @@ from lipcert.local.certify_local import checked_norm
 from lipcert.report import write_report
 from lipcert.runs import Summary, Task, finish_folder
 from lipcert.runs.environment import environment
+from lipcert.runs.pretrained import shipped_summary
 
 
 def certify(
     model: Model,
-    data: Data,
-    eps: Eps,
+    data: Annotated[str | None, DATA_OPTION] = None,
+    eps: Annotated[list[float] | None, EPS_OPTION] = None,
     weights: Weights = None,
     input_shape: InputShape = None,
     data_dir: DataDir = None,
@@ -49,6 +50,9 @@ def certify(
         str | None, typer.Option(help=f"{', '.join(METHODS)}; default: that of the run, or liplt.", show_default=False)
     ] = None,
     float64: Annotated[bool, typer.Option("--float64", help="Execute in float64: rounding costs nothing.")] = False,
+    split: Annotated[
+        bool, typer.Option("--split", help="Execute long sums in parts: rounding costs little, in float32.")
+    ] = False,
     local: Annotated[
         bool,
         typer.Option("--local", help="Also by bounds over a ball around each input."),
@@ -64,8 +68,19 @@ def certify(
         raise OptionError("--norm belongs to --local: global radii are l2; add --local")
     local_norm = checked_norm(norm) if local else None
     loaded = named_model(model, weights, input_shape)
+    shipped = shipped_summary(model)
+    if split and (float64 or local):
+        raise OptionError("--split is about float32 and global radii; leave out --float64 and --local")
     if float64:
         loaded = loaded.in_float64()
+    if split:
+        loaded = loaded.in_parts()
+    if shipped is not None:
+        data, eps = data or shipped.data, eps or shipped.epsilons
+        if not (float64 or split or local):
+            loaded = loaded.executed_in(shipped.execution)
+    if data is None or not eps:
+        raise OptionError("--data and --eps are missing; name the data set, and the size of perturbations")
     epsilons = checked_epsilons(eps)
     if (out / CONFIG).exists():
         raise OptionError(f"{out} is the folder of a training, which would be overwritten; choose another --out")

@@ -28,23 +28,23 @@ def _number(text: str) -> float:
 Model = Annotated[
     str,
     typer.Argument(
-        help="Zoo name or module:factory (built with seed 0), .safetensors weights, .onnx file or run folder."
+        help="Zoo name or module:factory (built with seed 0), .safetensors weights, .onnx file, run folder, or a name "
+        "of lipcert pretrained."
     ),
 ]
 Weights = Annotated[
     Path | None, typer.Option(help="Weights for the model: .safetensors, or a state dict as .pt, .pth, .bin, .ckpt.")
 ]
 InputShape = Annotated[str | None, typer.Option(help="Shape of one input, such as 3,32,32.")]
-Data = Annotated[str, typer.Option(help="digits, mnist, cifar10, tiny-imagenet, an image folder or an .npz file.")]
+DATA_OPTION = typer.Option(help="digits, mnist, cifar10, tiny-imagenet, an image folder or an .npz file.")
+Data = Annotated[str, DATA_OPTION]
 DataDir = Annotated[Path | None, typer.Option(help="Where the data sets are.", envvar="LIPCERT_DATA_DIR")]
-Eps = Annotated[
-    list[float],
-    typer.Option(
-        help="l2 perturbation size, in units of pixels in [0, 1], such as 1.58 or 36/255; repeatable.",
-        parser=_number,
-        metavar="<float>",
-    ),
-]
+EPS_OPTION = typer.Option(
+    help="l2 perturbation size, in units of pixels in [0, 1], such as 1.58 or 36/255; repeatable.",
+    parser=_number,
+    metavar="<float>",
+)
+Eps = Annotated[list[float], EPS_OPTION]
 Limit = Annotated[int | None, typer.Option(help="Use the first N test inputs only.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]

@@ -10,6 +10,7 @@ import typer
 from lipcert.commands.options import print_path
 from lipcert.errors import check_choice
 from lipcert.layout import LATEX, MARKDOWN
+from lipcert.models.shipped import shipped_folder
 from lipcert.report import write_report
 
 TABLES = {"markdown": MARKDOWN, "latex": LATEX}
@@ -23,7 +24,13 @@ def report(
     """A page on one run or several side by side, with figures and tables; nothing is computed again."""
     if table is not None:
         check_choice("--table", table, list(TABLES))
-    page = write_report(runs, out)
+    folders = []
+    for run in runs:
+        shipped = None if run.exists() else shipped_folder(str(run))
+        if shipped is not None and out is None:
+            out = Path("runs") / run  # nothing is written into the installation
+        folders.append(shipped or run)
+    page = write_report(folders, out)
     if table is None:
         print_path("report", page)
     else:

@@ -16,8 +16,10 @@ from lipcert.certificate.binary import TwoLogits, has_one_logit
 from lipcert.errors import ShapeError
 from lipcert.network.build import trace
 from lipcert.network.normal_form import Network
+from lipcert.network.splitting import PRODUCTS, split_sums
 
 Shape = tuple[int, ...]
+EXECUTIONS = ("float32", "float32-split", "float64")
 
 
 class ChannelsLast(nn.Module):
@@ -32,12 +34,14 @@ class LoadedModel:
     """A model in eval mode, the shape of its inputs, and where it comes from.
 
     earlier: the bound that is stored beside the weights, as in a run folder: at least a good start for another.
+    longest_sum: if given, what is executed sums in parts of at most so many products.
     """
 
     model: nn.Module
     input_shape: Shape
     name: str
     earlier: Bound | None = None
+    longest_sum: int | None = None
 
     @property
     def scales(self) -> Mapping[str, Tensor] | None:
@@ -55,6 +59,25 @@ class LoadedModel:
         """A copy with the same weights, executed in float64."""
         return replace(self, model=deepcopy(self.model).double())
 
+    def in_parts(self) -> LoadedModel:
+        """The same model, executed with long sums in parts, which round less."""
+        return replace(self, longest_sum=PRODUCTS)
+
+    @cached_property
+    def executed(self) -> nn.Module:
+        """What runs, and what certificates are about."""
+        if self.longest_sum is None:
+            return self.model
+        return split_sums(self.network.program, self.longest_sum).module()
+
+    def executed_in(self, execution: str) -> LoadedModel:
+        """The model in one of `EXECUTIONS`."""
+        if execution == "float64":
+            return self.in_float64()
+        if execution == "float32-split":
+            return self.in_parts()
+        return self
+
     def for_images(self, shape: Shape) -> LoadedModel:
         """The model for images (C, H, W), also if it takes them as (H, W, C): radii are the same in any order."""
         if has_one_logit(self.network):
@@ -69,7 +92,7 @@ class LoadedModel:
     @property
     def execution(self) -> str:
         """The arithmetic that certificates are for."""
-        return str(self.dtype).removeprefix("torch.")
+        return str(self.dtype).removeprefix("torch.") + ("-split" if self.longest_sum else "")
 
     @property
     def dtype(self) -> torch.dtype:

@@ -14,6 +14,7 @@ from lipcert.layout import BOUND, CHECKPOINT, CONFIG, MODEL
 from lipcert.models import zoo
 from lipcert.models.building import build_network, from_factory
 from lipcert.models.loaded import LoadedModel, Shape
+from lipcert.models.shipped import shipped_folder
 from lipcert.models.weights import PYTORCH, load_weights, read_weights
 from lipcert.onnx_graphs import load_onnx
 from lipcert.own_code import GIVEN, is_own
@@ -27,13 +28,16 @@ def load_model(
     classes: int | None = None,
     model: nn.Module | None = None,
 ) -> LoadedModel:
-    """A model from a zoo name, `module:factory`, a .safetensors or .onnx file, or a run folder.
+    """A model from a zoo name, `module:factory`, a .safetensors or .onnx file, a run folder, or one that is shipped.
 
     Weights are a .safetensors file or a state dict in a .pt, .pth, .bin or .ckpt file. Without them, a network of the
     zoo or of a factory is initialised with seed 0. A factory's model must have `input_shape` as an attribute, unless it
     is given. `model` receives the weights of a run whose model was given in Python.
     """
     path, spec = Path(spec), str(spec)
+    shipped = None if path.exists() else shipped_folder(spec)
+    if shipped is not None and weights is None:
+        return replace(load_trained(shipped / MODEL, input_shape), name=spec)
     is_folder, path = path.is_dir(), weights_file(path)
     if path.suffix == ".safetensors":
         if weights is not None:

@@ -54,9 +54,9 @@ def finish_folder(loaded: LoadedModel, task: Task, folder: Path, progress: Progr
     test = task.dataset.test.take(slice(0, len(certificates)))
     attacked = min(task.attacked, len(test))
     judged = larger_radii(certificates, local, task.local_norm or 2)
-    standing = attack_inputs(loaded.model, test, judged, task.epsilons, attacked, folder, progress)
+    standing = attack_inputs(loaded.executed, test, judged, task.epsilons, attacked, folder, progress)
     write_constants(loaded, bound, folder, progress)
-    gallery = write_gallery(loaded.model, test, certificates, folder)
+    gallery = write_gallery(loaded.executed, test, certificates, folder)
     accuracies = []
     for epsilon, left in zip(task.epsilons, standing, strict=True):
         share = None if local is None else local.certified_accuracy(epsilon)
@@ -115,7 +115,7 @@ def certify_test(loaded: LoadedModel, task: Task, folder: Path, progress: Progre
         loaded.model, loaded.network, folder / BOUND, progress, task.method, task.fit, earlier=loaded.earlier
     )
     certificates = certify_to_csv(
-        Certifier(loaded.network, bound),
+        Certifier(loaded.network, bound, loaded.longest_sum),
         lambda first, last: (test.pixels(slice(first, last)), test.labels[first:last]),
         task.inputs,
         path,

@@ -131,7 +131,7 @@ class TrainConfig(_Model):
     norm of the gradient, 0 for no limit. precision: of the forward pass, never of the constants. compare_standard: also
     train a twin by cross-entropy alone. attack_inputs: how many test inputs are attacked at the end, evenly spread over
     the test split. execution: the arithmetic in which the trained model is certified and attacked; in float64 rounding
-    costs nothing. note: what a reader of the results has to know.
+    costs nothing, in float32-split, with long sums in parts, little. note: what a reader of the results has to know.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "run"
@@ -156,7 +156,7 @@ class TrainConfig(_Model):
     checkpoint_seconds: NonNegativeFloat = 60.0
     compare_standard: bool = False
     attack_inputs: NonNegativeInt = 1000
-    execution: Literal["float32", "float64"] = "float32"
+    execution: Literal["float32", "float32-split", "float64"] = "float32"
     tensorboard: bool = False
     loss: LossConfig = SignedRadiusLoss(type="signed-radius", t=5.0, r0=0.5)
     estimator: EstimatorConfig = EstimatorConfig()

@@ -157,8 +157,8 @@ def _finish(config: TrainConfig, training: Training, work: _Work, folder: Path) 
     save_model(training.model, path, config.model, dataset.input_shape, dataset.classes, input_range=config.input_range)
     training.model.eval()
     loaded = load_trained(path, given=deepcopy(work.given.model), imports=True)
-    if config.execution == "float64":
-        loaded, dataset = loaded.in_float64(), dataset.in_dtype(torch.float64)
+    loaded = loaded.executed_in(config.execution)
+    dataset = dataset.in_dtype(loaded.dtype)
     task = Task(dataset, config.epsilons, len(dataset.test), config.attack_inputs)
     scales = training.estimators["estimator"].scales
     if scales is not None and config.robust:  # what training has learned is a good start
