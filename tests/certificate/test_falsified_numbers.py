@@ -1,5 +1,6 @@
 """Certificates that were once false by rounding, overflow or underflow, and rules that say false things about them."""
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -125,3 +126,20 @@ def test_nested_tensors_are_refused(layout):
     ):
         with pytest.raises(ShapeError, match=r"nested tensor; use torch\.stack"):
             attempt()
+
+
+@pytest.mark.parametrize("certify", [lipcert.certify, lipcert.certify_local])
+def test_arrays_that_the_model_would_round_are_refused(certify):
+    """Radii would be about other inputs: here two that are closer than any radius have different predictions."""
+    model = nn.Sequential(nn.Linear(2, 2)).eval()
+    x = np.array([[2.0**24, 2.0**24 + 1.01]])
+    with pytest.raises(ShapeError, match=r"inputs are float64 and the model computes in float32.*astype"):
+        certify(model, x)
+    assert len(certify(model, np.array([[0.5, 0.25]]))) == 1
+
+
+@pytest.mark.parametrize("certify", [lipcert.certify, lipcert.certify_local])
+@pytest.mark.parametrize("x", [torch.tensor(1.0), np.array([["a"]])], ids=["number", "words"])
+def test_what_is_no_batch_of_numbers_is_refused(certify, x):
+    with pytest.raises(ShapeError, match=r"single number|expected numbers"):
+        certify(nn.Sequential(nn.Linear(1, 2)).eval(), x)

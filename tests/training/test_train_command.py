@@ -19,6 +19,7 @@ from lipcert import cli
 from lipcert.commands import progress_bar as progress
 from lipcert.display import TextTable
 from lipcert.errors import ConfigError, OptionError
+from lipcert.runs import read_runs
 from lipcert.training import TrainConfig, presets
 
 
@@ -138,3 +139,31 @@ def test_errors(tmp_path):
         invoke("train", "digit")
     with pytest.raises(OptionError, match=r"--resume continues a run as it was configured"):
         invoke("train", "digits", "--resume", str(tmp_path))
+
+
+def test_another_epsilon_is_one_option(tmp_path):
+    """Each of three networks certifies most at the ε that it was trained for, or nearly so."""
+    shares = {}
+    sizes = (0.1, 0.25, 0.6)
+    for trained_for in sizes:
+        folder = tmp_path / str(trained_for)
+        changes = options("model=mlp-64", "epochs=12", "schedule.decay_epoch=4", "attack_inputs=0")
+        invoke("train", "digits", "--run-dir", str(folder), "--quiet", "--eps", str(trained_for), *changes)
+        config = TrainConfig.from_toml(folder / "config.toml")
+        assert config.epsilons == pytest.approx((trained_for, 2 * trained_for))
+        certificates = read_runs([folder])[0].certificates
+        shares[trained_for] = [certificates.certified_accuracy(epsilon) for epsilon in sizes]
+    for k, trained_for in enumerate(sizes):
+        others = [shares[other][k] for other in sizes if other != trained_for]
+        assert shares[trained_for][k] > max(others) - 0.05
+    assert shares[0.6][2] > shares[0.1][2] + 0.1
+    assert shares[0.1][0] > 0.7
+
+
+def test_another_epsilon_scales_what_is_a_distance():
+    pixels = TrainConfig.preset("cifar10-6c2f").at_epsilon(18 / 255)
+    assert pixels.loss.r0 == pytest.approx(0.5 * TrainConfig.preset("cifar10-6c2f").loss.r0)
+    assert pixels.loss.t == pytest.approx(2 * TrainConfig.preset("cifar10-6c2f").loss.t)
+    assert pixels.loss.weight == pytest.approx(2 * TrainConfig.preset("cifar10-6c2f").loss.weight)
+    with pytest.raises(ConfigError, match="epsilon is 0, expected a positive number"):
+        pixels.at_epsilon(0)

@@ -21,14 +21,29 @@ Labels = Tensor | NDArray[Any]
 
 
 def from_numpy(value: Any, model: nn.Module | None = None) -> Any:
-    """Arrays as tensors; floating-point inputs in the dtype of the model's weights, which is rarely numpy's own."""
+    """Arrays as tensors; floating-point inputs in the dtype of the model's weights, if they are exact there.
+
+    A radius around a rounded input says little about the input itself: it is refused.
+    """
     if not isinstance(value, np.ndarray):
         return value
-    tensor = torch.from_numpy(np.require(value, requirements=["C", "W"]))
+    try:
+        tensor = torch.from_numpy(np.require(value, requirements=["C", "W"]))
+    except TypeError:
+        raise ShapeError(f"the array has entries of type {value.dtype}, expected numbers") from None
     weights = [] if model is None else [weight for weight in model.parameters() if weight.is_floating_point()]
-    if tensor.is_floating_point() and weights:
-        return tensor.to(weights[0].dtype)
-    return tensor
+    if not tensor.is_floating_point() or not weights:
+        return tensor
+    dtype = weights[0].dtype
+    converted = tensor.to(dtype)
+    exact = (converted.to(tensor.dtype) == tensor) | tensor.isnan()
+    if not bool(exact.all()):
+        name = str(dtype).removeprefix("torch.")
+        raise ShapeError(
+            f"inputs are {value.dtype} and the model computes in {name}: radii would be about rounded inputs; use "
+            f"x.astype(numpy.{name}) and certify what you run"
+        )
+    return converted
 
 
 def batch_count(x: Inputs, size: int) -> float:

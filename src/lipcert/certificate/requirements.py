@@ -67,6 +67,8 @@ def check_dense(x: Any) -> None:
         raise ShapeError("inputs are a nested tensor; use torch.stack(x.unbind()), if its parts have one shape")
     if x.layout != torch.strided or x.is_meta:
         raise ShapeError("inputs are sparse or on the meta device; use dense tensors with values")
+    if x.dim() == 0:
+        raise ShapeError("inputs are a single number, expected a batch: its first axis is that of the inputs")
 
 
 def check_finite_inputs(x: Tensor, first: int) -> None:

@@ -44,6 +44,12 @@ EPS_OPTION = typer.Option(
     parser=_number,
     metavar="<float>",
 )
+TRAIN_EPS_OPTION = typer.Option(
+    "--eps",
+    help="Train for this perturbation size, such as 72/255: the loss follows.",
+    parser=_number,
+    metavar="<float>",
+)
 Eps = Annotated[list[float], EPS_OPTION]
 Limit = Annotated[int | None, typer.Option(help="Use the first N test inputs only.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]

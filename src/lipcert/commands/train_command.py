@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from lipcert.commands.options import (
+    TRAIN_EPS_OPTION,
     AsJson,
     DataDir,
     Quiet,
@@ -19,7 +20,6 @@ from lipcert.commands.options import (
 from lipcert.commands.progress_bar import progress_bar
 from lipcert.commands.terminal import console
 from lipcert.errors import OptionError
-from lipcert.progress import Progress
 from lipcert.report import write_report
 from lipcert.runs import Run
 from lipcert.training import TrainConfig, resume, train
@@ -33,6 +33,7 @@ def train_command(
     ] = None,
     run_dir: Annotated[Path | None, typer.Option(help="New folder for the run; default: runs/<name>-<n>.")] = None,
     data_dir: DataDir = None,
+    eps: Annotated[float | None, TRAIN_EPS_OPTION] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="key=value, such as loss.t=4; repeatable.")] = None,
     resumed: Annotated[
         Path | None, typer.Option("--resume", help="Continue the interrupted run in this folder.")
@@ -41,27 +42,23 @@ def train_command(
     quiet: Quiet = False,
 ) -> None:
     """Train a certifiably robust classifier and certify it. Works under torchrun."""
-    if resumed is not None and (config or set_ or run_dir):
-        raise OptionError("--resume continues a run as it was configured; leave out the preset, --set and --run-dir")
+    if resumed is not None and (config or set_ or run_dir or eps):
+        raise OptionError("--resume continues a run as it was configured; leave out the preset and all other options")
     try:
         with progress_bar(hidden=quiet or as_json or not is_first_process()) as progress:
             if resumed is not None:
                 run = resume(resumed, data_dir, progress)
             else:
-                run = _begin(config, set_ or [], run_dir, data_dir, progress)
+                chosen = TrainConfig.named(config or DEFAULT)
+                if eps is not None:
+                    chosen = chosen.at_epsilon(eps)
+                run = train(chosen.with_overrides(set_ or []), run_dir, data_dir, progress)
     except KeyboardInterrupt as stop:
         if is_first_process():
             print(*(stop.args or ["stopped"]), file=sys.stderr)
         raise
     if is_first_process():
         _show(run, as_json)
-
-
-def _begin(
-    spec: str | None, overrides: list[str], run_dir: Path | None, data_dir: Path | None, progress: Progress
-) -> Run:
-    config = TrainConfig.named(spec or DEFAULT).with_overrides(overrides)
-    return train(config, run_dir, data_dir, progress)
 
 
 def _show(run: Run, as_json: bool) -> None:

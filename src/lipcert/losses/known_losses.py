@@ -86,6 +86,8 @@ class CrmLoss(TrainingLoss):
     """`crm`: (t, r0, λ = weight) of par:crmHyperparams."""
 
     label: ClassVar[str] = "CRM"
+    lengths: ClassVar[tuple[str, ...]] = ("r0",)
+    rates: ClassVar[tuple[str, ...]] = ("t", "weight")
 
     type: Literal["crm"]
     t: Positive
@@ -144,6 +146,8 @@ class SignedRadiusLoss(TrainingLoss):
     """`signed_radius`."""
 
     label: ClassVar[str] = "signed radii"
+    lengths: ClassVar[tuple[str, ...]] = ("r0",)
+    rates: ClassVar[tuple[str, ...]] = ("t",)
 
     type: Literal["signed-radius"]
     t: Positive
@@ -175,6 +179,7 @@ class GloroLoss(TrainingLoss):
     """`gloro`."""
 
     label: ClassVar[str] = "GloRo"
+    lengths: ClassVar[tuple[str, ...]] = ("epsilon",)
 
     type: Literal["gloro"]
     epsilon: Epsilon
@@ -206,6 +211,7 @@ class LmtLoss(TrainingLoss):
     """`lmt`."""
 
     label: ClassVar[str] = "LMT"
+    lengths: ClassVar[tuple[str, ...]] = ("epsilon",)
 
     type: Literal["lmt"]
     epsilon: Epsilon

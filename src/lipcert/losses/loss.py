@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from fractions import Fraction
 from math import isfinite
-from typing import Annotated, Any, ClassVar, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args
 
 import torch
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -56,10 +56,23 @@ class TrainingLoss(BaseModel, ABC):
     """What reports call it."""
     robust: ClassVar[bool] = True
     """Whether it uses Lipschitz constants."""
+    lengths: ClassVar[tuple[str, ...]] = ()
+    """Options that are distances in the input space; they grow with the perturbations that are asked for."""
+    rates: ClassVar[tuple[str, ...]] = ()
+    """Options that multiply distances."""
 
     @abstractmethod
     def __call__(self, logits: Tensor, labels: Tensor, constants: Tensor) -> Loss:
         """The value for a batch."""
+
+    def in_units(self, factor: float) -> Self:
+        """The same loss for perturbations that are `factor` times as large."""
+        values = self.model_dump()
+        for name in self.lengths:
+            values[name] *= factor
+        for name in self.rates:
+            values[name] /= factor
+        return type(self)(**values)
 
     def first_term(self, logits: Tensor, labels: Tensor) -> Tensor:
         """What is minimised as long as there are no constants: the cross-entropy, unless the loss has another base."""

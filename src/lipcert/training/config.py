@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import reduce
 from importlib.resources import files
+from math import isfinite
 from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -232,6 +233,14 @@ class TrainConfig(_Model):
         if (changed.data, changed.model) != (self.data, self.model) and changed.note == self.note:
             return changed.model_copy(update={"note": ""})
         return changed
+
+    def at_epsilon(self, epsilon: float) -> TrainConfig:
+        """The same for another first ε: all other ε and the distances in the loss change in proportion."""
+        if not (isfinite(epsilon) and epsilon > 0):
+            raise ConfigError(f"epsilon is {epsilon}, expected a positive number such as 0.25")
+        factor = epsilon / self.epsilons[0]
+        others = [factor * other for other in self.epsilons[1:]]
+        return self.model_copy(update={"epsilons": (epsilon, *others), "loss": self.loss.in_units(factor)})
 
     def for_inputs(self, count: int) -> TrainConfig:
         """With a batch size for so many training inputs, unless one is set: the power of two that makes 16 steps."""
