@@ -320,19 +320,6 @@ def test_other_weights_in_the_same_folder_are_refused(run, weights, monkeypatch,
     assert "holds certificates of other weights or data" in fails(monkeypatch, capsys, *arguments)
 
 
-def test_a_disk_that_cannot_be_written_is_one_sentence(monkeypatch, capsys, tmp_path):
-    monkeypatch.setenv("COLUMNS", "200")
-    arguments = ("train", "digits", "--set", "model=mlp-64", "--set", "epochs=1", "--quiet", "--run-dir")
-    assert "error: /proc/run: No such file or directory; choose" in fails(monkeypatch, capsys, *arguments, "/proc/run")
-
-    def full(*_, **__):
-        raise OSError(28, "No space left on device", str(tmp_path / "r/config.toml"))
-
-    monkeypatch.setattr("lipcert.files.os.replace", full)
-    assert "config.toml: No space left on device; choose" in fails(monkeypatch, capsys, *arguments, tmp_path / "r")
-    assert list((tmp_path / "r").iterdir()) == []
-
-
 def test_sigterm_and_interrupts_while_importing_end_in_one_word(monkeypatch, capsys):
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(cli, "build_app", lambda called: os.kill(os.getpid(), signal.SIGTERM))

@@ -134,11 +134,16 @@ def test_losses_of_ones_own(folder, arrays):
     assert by_object.summary.clean == by_name.summary.clean
     assert by_object.metrics[0]["robust"] > 0
     assert by_object.summary.loss == "same (given in Python)"
-    for wrong, found in ((lambda *_: 1.5, "float"), (lambda z, *_: z, r"Tensor \(256, 10\)")):
-        with pytest.raises(
-            ConfigError, match=rf"the loss <lambda> .* returns {found}, expected a tensor of shape \(\)"
-        ):
-            lipcert.train({**QUICK, "model": "mlp-64", "data": "digits"}, loss=wrong)
+    wrong = {
+        r"returns float, expected a tensor of shape \(\) or a Loss": lambda *_: 1.5,
+        r"returns Tensor \(2, 10\), expected a tensor of shape": lambda logits, *_: logits,
+        r"returns a number that has no gradient with respect to the logits": lambda *_: torch.tensor(1.0),
+        r"fails as a function of logits, labels and constants \(TypeError.*takes 3 pos": nn.CrossEntropyLoss(),
+    }
+    for message, function in wrong.items():
+        with pytest.raises(ConfigError, match=rf"the loss .* {message}"):
+            lipcert.train({**QUICK, "model": "mlp-64", "data": "digits"}, "runs/wrong", loss=function)
+    assert not (folder / "runs/wrong").exists()
     with pytest.raises(ConfigError, match=r"own_nets:missing cannot be imported"):
         lipcert.train({**QUICK, "model": "mlp-64", "data": "digits", "loss": "own_nets:missing"})
 
