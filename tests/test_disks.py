@@ -60,7 +60,7 @@ def test_folders_that_cannot_be_made(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "200")
     assert "error: /proc/run: No such file or directory; choose" in fails(monkeypatch, capsys, *TRAIN, "/proc/run")
     with (
-        pytest.raises(OSError, match="No such file or directory: '/proc/net.onnx'"),
+        pytest.raises(OSError, match=r"No such file or directory: '/proc/net.onnx'"),
         replace_file(Path("/proc/net.onnx")),
     ):
         pass

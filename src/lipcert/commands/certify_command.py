@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lipcert.bounds.methods import METHODS
 from lipcert.commands.options import (
+    METHODS,
     AsJson,
     Data,
     DataDir,
@@ -27,14 +27,12 @@ from lipcert.commands.options import (
     sentence,
 )
 from lipcert.commands.progress_bar import progress_bar
-from lipcert.display import NOTHING, TextTable
 from lipcert.errors import OptionError
-from lipcert.files import write_json
 from lipcert.layout import CONFIG, ENVIRONMENT
-from lipcert.local.certify_local import checked_norm
-from lipcert.report import write_report
-from lipcert.runs import Summary, Task, finish_folder
-from lipcert.runs.environment import environment
+
+if TYPE_CHECKING:
+    from lipcert.display import TextTable
+    from lipcert.runs import Summary
 
 
 def certify(
@@ -46,7 +44,7 @@ def certify(
     data_dir: DataDir = None,
     out: Annotated[Path, typer.Option(help="Folder for certificates.csv and summary.json.")] = Path("runs/certify"),
     method: Annotated[
-        str | None, typer.Option(help=f"{', '.join(METHODS)}; default: that of the run, or liplt.", show_default=False)
+        str | None, typer.Option(help=f"{METHODS}; default: that of the run, or liplt.", show_default=False)
     ] = None,
     float64: Annotated[bool, typer.Option("--float64", help="Execute in float64: rounding costs nothing.")] = False,
     local: Annotated[
@@ -60,6 +58,12 @@ def certify(
     quiet: Quiet = False,
 ) -> None:
     """Clean, attacked and certified accuracy; radii of every test input as CSV. Continues where it stopped."""
+    from lipcert.files import write_json
+    from lipcert.local.certify_local import checked_norm
+    from lipcert.report import write_report
+    from lipcert.runs import Task, finish_folder
+    from lipcert.runs.environment import environment
+
     if norm != "2" and not local:
         raise OptionError("--norm belongs to --local: global radii are l2; add --local")
     local_norm = checked_norm(norm) if local else None
@@ -86,6 +90,8 @@ def certify(
 
 
 def _table(summary: Summary, out: Path) -> TextTable:
+    from lipcert.display import NOTHING, TextTable
+
     rows = []
     for entry in summary.at:
         attacked = NOTHING if entry.attacked is None else f"{entry.attacked:.2%}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,9 +20,9 @@ from lipcert.commands.progress_bar import progress_bar
 from lipcert.commands.terminal import console
 from lipcert.errors import OptionError
 from lipcert.progress import Progress
-from lipcert.report import write_report
-from lipcert.runs import Run
-from lipcert.training import TrainConfig, resume, train
+
+if TYPE_CHECKING:
+    from lipcert.runs import Run
 
 DEFAULT = "digits"
 
@@ -43,6 +43,8 @@ def train_command(
     """Train a certifiably robust classifier and certify it. Works under torchrun."""
     if resumed is not None and (config or set_ or run_dir):
         raise OptionError("--resume continues a run as it was configured; leave out the preset, --set and --run-dir")
+    from lipcert.training import resume
+
     try:
         with progress_bar(hidden=quiet or as_json or not is_first_process()) as progress:
             if resumed is not None:
@@ -60,11 +62,15 @@ def train_command(
 def _begin(
     spec: str | None, overrides: list[str], run_dir: Path | None, data_dir: Path | None, progress: Progress
 ) -> Run:
+    from lipcert.training import TrainConfig, train
+
     config = TrainConfig.named(spec or DEFAULT).with_overrides(overrides)
     return train(config, run_dir, data_dir, progress)
 
 
 def _show(run: Run, as_json: bool) -> None:
+    from lipcert.report import write_report
+
     page = write_report([run.folder])
     if as_json:
         print_json({"folder": str(run.folder), "report": str(page), **run.summary.as_dict()})
