@@ -1,6 +1,7 @@
 """The wheel: complete, readable by package indices, usable without the sources, typed for those who import it."""
 
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -56,7 +57,17 @@ def test_the_wheel_is_complete_and_trains_on_the_digits(installed, tmp_path):
 
 def test_package_indices_can_show_it(installed):
     pytest.importorskip("twine")
-    wheel, _ = installed
+    wheel, site = installed
+    (file,) = site.glob("*.dist-info/METADATA")
+    metadata = file.read_text("utf-8")
+    facts, _, readme = metadata.partition("\n\n")
+    repository = re.search(r"Project-URL: Repository, (\S+)", facts)[1]
+    links = re.findall(r"\]\(([^)]+)\)", readme)
+    assert len(links) > 10
+    assert [link for link in links if not link.startswith("https://")] == []
+    assert f"{repository}/blob/main/docs/own.md" in links
+    assert any(link.startswith("https://raw.") and link.endswith("main/docs/images/digits.png") for link in links)
+    assert f"Classifier: Programming Language :: Python :: {sys.version_info[0]}.{sys.version_info[1]}\n" in facts
     done = subprocess.run([sys.executable, "-m", "twine", "check", "--strict", wheel], capture_output=True, check=False)
     assert done.returncode == 0, done.stdout
 

@@ -34,7 +34,7 @@ def checked_shape(input_shape: Any) -> Shape:
     return sizes
 
 
-def check_model(model: nn.Module) -> None:
+def check_model(model: object) -> None:
     """Refuse what cannot be followed at all: wrappers, several inputs, weights that are not there."""
     if not isinstance(model, nn.Module):
         remedy = "wrap functions in one"
