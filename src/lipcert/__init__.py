@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from lipcert.onnx_graphs import load_onnx
     from lipcert.runs import Run, Summary
     from lipcert.training import TrainConfig, resume, train
+    from lipcert.training.sweeping import sweep
 
 __version__ = VERSION
 
@@ -59,6 +60,7 @@ __all__ = [
     "losses",
     "register_rule",
     "resume",
+    "sweep",
     "trace",
     "train",
     "zoo",
@@ -91,6 +93,7 @@ _PLACES = {
     "load_onnx": "lipcert.onnx_graphs",
     "register_rule": "lipcert.network",
     "resume": "lipcert.training",
+    "sweep": "lipcert.training.sweeping",
     "trace": "lipcert.network",
     "train": "lipcert.training",
     "zoo": "lipcert.models",
