@@ -89,7 +89,7 @@ def test_the_browser_has_the_radius_of_the_classifier(browser, site, classifier,
     browser.execute_script("document.getElementById('clear').click()")
     ActionChains(browser).click(browser.find_element(By.ID, "picture")).perform()
     drawn = torch.tensor(browser.execute_script("return last.then(() => Array.from(pixels()))"))
-    assert float(drawn.max()) == 1
+    assert float(drawn.max()) > 0.5
     radius = float(classifier(drawn.reshape(1, 1, 8, 8))[1])
     assert float(browser.find_element(By.ID, "radius").get_attribute("data-value")) == pytest.approx(radius, rel=1e-4)
     events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
