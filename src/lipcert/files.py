@@ -33,7 +33,7 @@ def replace_file(path: Path) -> Iterator[Path]:
             temporary.chmod(mode)
         os.replace(temporary, path)
     except OSError as error:
-        if error.filename in (None, str(temporary)):
+        if error.errno is not None and error.filename in (None, str(temporary)):
             error.filename = str(path)
         raise
     except SafetensorError as error:  # as safetensors says that a disk is full
