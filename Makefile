@@ -7,7 +7,7 @@ DOCS := $(VENV)/.docs
 # Two test workers with one thread each are faster than one worker with two threads.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: help demo test test-full lint bench pages docs clean
+.PHONY: help demo test test-full lint bench pages docs package clean
 
 help:            ## this list
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | column -t -s:
@@ -44,6 +44,11 @@ pages: $(DOCS)   ## build the documentation in build/docs
 
 docs: pages      ## build the documentation; its code and commands run
 	$(TEST_ENV) $(BIN)/pytest tests/test_docs.py
+
+package: $(READY) ## build the sdist and the wheel in build/dist and check what package indices will show
+	rm -rf build/dist
+	$(BIN)/python -m build --no-isolation --outdir build/dist
+	$(BIN)/twine check --strict build/dist/*
 
 clean:           ## remove the environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info src/*.egg-info

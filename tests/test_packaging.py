@@ -1,9 +1,9 @@
 """The wheel: complete, readable by package indices, usable without the sources, typed for those who import it."""
 
 import os
+import re
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -29,15 +29,19 @@ wrong: int = run.summary.clean
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """What a wheel puts into an empty environment: the packages and their data, no sources beside them."""
+    """What a wheel puts into an empty environment: packages, their data and the command, no sources beside them."""
     folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    run_module("build", "--wheel", "--no-isolation", "--outdir", folder, ROOT)
     (wheel,) = folder.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder / "site")
+    run_module(
+        "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile", "--target", folder / "site", wheel
+    )
     return wheel, folder / "site"
+
+
+def run_module(*words):
+    done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
 
 
 def test_the_wheel_is_complete_and_trains_on_the_digits(installed, tmp_path):
@@ -45,8 +49,8 @@ def test_the_wheel_is_complete_and_trains_on_the_digits(installed, tmp_path):
     for file in ("lipcert/py.typed", "lipcert/presets/digits.toml", "lipcert/web/templates/classifier.html.j2"):
         assert (site / file).is_file()
     environment = {**os.environ, "PYTHONPATH": str(site)}
-    settings = ("epochs=1", "model=mlp-64", "compare_standard=false", "attack_inputs=5")
-    command = [sys.executable, "-m", "lipcert", "train", "--run-dir", "run", "--quiet"]
+    settings = ("epochs=1", "model=mlp-64", "compare_standard=false", "attack_inputs=0")
+    command = [site / "bin/lipcert", "train", "--run-dir", "run", "--quiet"]
     for setting in settings:
         command += ["--set", setting]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
@@ -56,9 +60,18 @@ def test_the_wheel_is_complete_and_trains_on_the_digits(installed, tmp_path):
 
 def test_package_indices_can_show_it(installed):
     pytest.importorskip("twine")
-    wheel, _ = installed
-    done = subprocess.run([sys.executable, "-m", "twine", "check", "--strict", wheel], capture_output=True, check=False)
-    assert done.returncode == 0, done.stdout
+    wheel, site = installed
+    (file,) = site.glob("*.dist-info/METADATA")
+    metadata = file.read_text("utf-8")
+    facts, _, readme = metadata.partition("\n\n")
+    repository = re.search(r"Project-URL: Repository, (\S+)", facts)[1]
+    links = re.findall(r"\]\(([^)]+)\)", readme)
+    assert len(links) > 10
+    assert [link for link in links if not link.startswith("https://")] == []
+    assert f"{repository}/blob/main/docs/own.md" in links
+    assert any(link.startswith("https://raw.") and link.endswith("main/docs/images/digits.png") for link in links)
+    assert f"Classifier: Programming Language :: Python :: {sys.version_info[0]}.{sys.version_info[1]}\n" in facts
+    run_module("twine", "check", "--strict", wheel)
 
 
 def test_the_public_face_is_typed_for_those_who_import_it(tmp_path):

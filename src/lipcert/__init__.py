@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from lipcert.onnx_graphs import load_onnx
     from lipcert.runs import Run, Summary, pretrained
     from lipcert.training import TrainConfig, resume, train
+    from lipcert.training.sweeping import sweep
 
 __version__ = VERSION
 
@@ -60,6 +61,7 @@ __all__ = [
     "pretrained",
     "register_rule",
     "resume",
+    "sweep",
     "trace",
     "train",
     "zoo",
@@ -93,6 +95,7 @@ _PLACES = {
     "pretrained": "lipcert.runs",
     "register_rule": "lipcert.network",
     "resume": "lipcert.training",
+    "sweep": "lipcert.training.sweeping",
     "trace": "lipcert.network",
     "train": "lipcert.training",
     "zoo": "lipcert.models",

@@ -1,4 +1,7 @@
-"""The command line: every command is a file of `lipcert.commands`, imported when it is called."""
+"""The command line: every command is a file of `lipcert.commands`, imported when it is called.
+
+What needs torch is imported when a command runs, so that help is there at once.
+"""
 
 from __future__ import annotations
 
@@ -72,11 +75,14 @@ def main() -> None:
     """Entry point: prints a LipcertError as one message and exits with 2. Files get wider tables than terminals."""
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 160
-    signal.signal(signal.SIGTERM, _stop)
     words = [word for word in sys.argv[1:] if not word.startswith("-")]
     try:
-        build_app(words[0] if words else "")()
-    except KeyboardInterrupt:  # while torch is imported
+        application = build_app(words[0] if words else "")
+        if words and words[0] in COMMANDS and "--help" not in sys.argv:
+            import_module("torch")  # which takes longest, and does not survive an exception meanwhile
+        _interrupt_by_exceptions()
+        application()
+    except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         sys.exit(130)
     except LipcertError as error:
@@ -92,10 +98,9 @@ def _say(message: str) -> None:
     Console(stderr=True).print(f"[bold red]error:[/] {escape(message)}", highlight=False)
 
 
-def _stop(*_: object) -> None:
-    """SIGTERM is Ctrl-C: what is being written vanishes, and a training says how it is continued."""
-    raise KeyboardInterrupt
-
-
-if __name__ == "__main__":
-    main()
+def _interrupt_by_exceptions() -> None:
+    """From here on, Ctrl-C and SIGTERM are KeyboardInterrupts: what is being written vanishes, and a training says how
+    it is continued."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 
@@ -18,7 +20,8 @@ from torch import Tensor
 def replace_file(path: Path) -> Iterator[Path]:
     """Write to the temporary path that is yielded; it replaces `path` at the end, or vanishes on an error.
 
-    Its permissions follow the umask, also where a writer such as safetensors makes private files.
+    Its permissions follow the umask, also where a writer such as safetensors makes private files. A disk that is full
+    or read-only is an OSError that names `path`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -29,6 +32,15 @@ def replace_file(path: Path) -> Iterator[Path]:
         if temporary.stat().st_mode != mode:
             temporary.chmod(mode)
         os.replace(temporary, path)
+    except OSError as error:
+        if error.errno is not None and error.filename in (None, str(temporary)):
+            error.filename = str(path)
+        raise
+    except SafetensorError as error:  # as safetensors says that a disk is full
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data import Dataset as TorchDataset
-from torch.utils.data import TensorDataset
 
 import lipcert
 from lipcert.data import load
@@ -100,6 +100,7 @@ def test_numbers_in_the_unit_interval_of_any_shape():
         (IMAGES, r"data are ndarray, expected a lipcert.data.Dataset, a pair \(inputs, labels\)"),
         ((3, 4), r"data are int, expected a lipcert.data.Dataset"),
         (7, r"data are int, expected"),
+        (DataLoader(Pictures()), r"data are a DataLoader; pass the data set that it draws from, its .dataset"),
         ([(IMAGES[0], 0), (IMAGES[0, :1], 1), (IMAGES[0], 1)], r"inputs of list differ: .*\(3, 5, 6\) and .*\(1, "),
         ([(IMAGES[0], "ant")] * 3, r"label of example 0 is 'ant', expected the number of a class"),
         ([{"picture": 1, "label": 2}] * 3, r"example 0 has the keys picture, label; expected image and label"),

@@ -143,3 +143,5 @@ def test_the_representation_is_a_summary():
     assert shown.startswith("Network((4,) → (3,), 30 nonlinearities: ")
     assert shown.endswith(" and 26 more)")
     assert len(shown) < 120
+    assert repr(lipcert.trace(dense_chain(4, 3), (4,))) == "Network((4,) → (3,), 0 nonlinearities)"
+    assert repr(lipcert.trace(dense_chain(4, 5, 3), (4,))) == "Network((4,) → (3,), 1 nonlinearity: 1)"

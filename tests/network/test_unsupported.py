@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lipcert
-from lipcert.errors import TrainingModeError, UnsupportedError
+from lipcert.errors import OptionError, TrainingModeError, UnsupportedError
 from models import Op
 
 
@@ -308,6 +308,8 @@ def test_unsupported_layers_are_reported_before_training_mode():
 
 
 def test_exported_programs_are_to_be_replaced_by_their_modules():
-    exported = torch.export.export(nn.Sequential(nn.Linear(4, 3)).eval(), (torch.rand(2, 4),)).module()
+    exported = torch.export.export(nn.Sequential(nn.Linear(4, 3)).eval(), (torch.rand(2, 4),))
     with pytest.raises(UnsupportedError, match="an exported program has lost its module; pass the one that was"):
+        lipcert.trace(exported.module(), (4,))
+    with pytest.raises(OptionError, match=r"model is a ExportedProgram, .*; pass the module that was exported"):
         lipcert.trace(exported, (4,))

@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 import torch
 from onnx_files import array, ints, node, write
+from torch import nn
 
 import lipcert
 from lipcert.errors import ModelError, UnsupportedError
 from lipcert.onnx_graphs import onnx_module
 from lipcert.onnx_graphs.onnx_node import OPERATORS
+from lipcert.onnx_graphs.onnx_patterns import PATTERNS
 from lipcert.onnx_graphs.onnx_runtime import TOLERANCE, difference, open_session, run_session
 
 IMAGE, VECTOR = (4, 9, 8), (6,)
@@ -117,7 +119,41 @@ def test_operators_compute_what_onnxruntime_computes(name, tmp_path):
 
 
 def test_every_operator_has_a_case():
-    assert {name.split()[0] for name in CASES} | {"Split"} == set(OPERATORS)
+    assert {name.split()[0] for name in CASES} | {"Split"} | set(PATTERNS) == set(OPERATORS)
+
+
+ONE, HALF_ROOT = np.float32(1), np.float32(0.5**0.5)
+GELU = [node("Mul", "a root", "b"), node("Erf", "b", "c"), node("Add", "c one", "d")]
+WRITTEN_OUT = {
+    # as exporters write them, between two dense layers
+    "SiLU": (nn.SiLU(), [node("Sigmoid", "a", "b"), node("Mul", "a b", "z")]),
+    "Mish": (nn.Mish(), [node("Softplus", "a", "b"), node("Tanh", "b", "c"), node("Mul", "c a", "z")]),
+    "Softsign": (nn.Softsign(), [node("Abs", "a", "b"), node("Add", "b one", "c"), node("Div", "a c", "z")]),
+    "GELU": (nn.GELU(), [*GELU, node("Mul", "a half", "e"), node("Mul", "e d", "z")]),
+    "GELU later": (nn.GELU(), [*GELU, node("Mul", "a d", "e"), node("Mul", "e half", "z")]),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN_OUT)
+def test_activations_that_are_written_out_are_bounded(name, tmp_path):
+    module, nodes = WRITTEN_OUT[name]
+    first, last = array(6, 5), array(5, 3)
+    nodes = [node("MatMul", "x first", "a"), *nodes, node("MatMul", "z last", "y")]
+    constants = {"first": first, "last": last, "one": ONE, "half": HALF, "root": HALF_ROOT}
+    model = lipcert.load_onnx(write(tmp_path / "net.onnx", nodes, VECTOR, **constants))
+    same = nn.Sequential(nn.Linear(6, 5, bias=False), module, nn.Linear(5, 3, bias=False)).eval()
+    same.load_state_dict({"0.weight": torch.tensor(first.T), "2.weight": torch.tensor(last.T)})
+    found, expected = lipcert.bound(model, VECTOR), lipcert.bound(same, VECTOR)
+    assert torch.allclose(found.value, expected.value, rtol=1e-5)
+
+
+def test_what_only_looks_like_a_pattern_is_none(tmp_path):
+    nodes = [node("Sigmoid", "x", "b"), node("Add", "x one", "a"), node("Mul", "a b", "y")]
+    model = lipcert.load_onnx(write(tmp_path / "net.onnx", nodes, VECTOR, one=ONE))
+    x = torch.randn(3, 6)
+    assert torch.allclose(model(x), (x + 1) * x.sigmoid())
+    with pytest.raises(UnsupportedError, match="a product of two tensors"):
+        lipcert.bound(model, VECTOR)
 
 
 @pytest.mark.parametrize("wrong", ["LeakyRelu", "Conv upper", "AveragePool", "Softmax old", "Slice", "Gemm"])

@@ -142,6 +142,21 @@ def channels(colour):
     return [int(part) for part in colour.removeprefix("rgb(").removesuffix(")").split(",")]
 
 
+def test_a_table_that_is_wider_than_the_page_says_that_it_scrolls(opened):
+    from selenium.webdriver.common.by import By
+
+    for width in (400, 4000):
+        resize(opened, width)
+        opened.execute_script("document.querySelector('main').style.maxWidth = 'none'")
+        opened.execute_script("window.dispatchEvent(new Event('resize'))")
+        hint, box = opened.find_element(By.CSS_SELECTOR, ".sideways"), opened.find_element(By.CSS_SELECTOR, ".scroll")
+        assert hint.is_displayed() == (width == 400)
+        assert (box.get_property("scrollWidth") > box.get_property("clientWidth")) == (width == 400)
+    for cell in opened.find_elements(By.CSS_SELECTOR, ".numbers td"):
+        assert "\n" not in cell.text
+        assert " %" not in cell.text  # the space before the sign does not break
+
+
 @pytest.mark.parametrize("width", [1280, 375])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_the_page_fits_any_width(opened, width, dark, tmp_path):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from runs import tiny
 from sklearn.datasets import load_digits
 from torch import nn
@@ -14,7 +15,7 @@ from lipcert.errors import ConfigError, DataError, ModelError
 from lipcert.losses import Loss, hard_radius
 from lipcert.runs.folder import read_run
 
-QUICK = {"epochs": 2, "batch_size": 256, "attack_inputs": 10, "eval_every": 2}
+QUICK = {"epochs": 2, "batch_size": 256, "attack_inputs": 0, "eval_every": 2}
 
 SOURCE = """
 from torch import nn
@@ -56,7 +57,7 @@ def folder(tmp_path, monkeypatch, arrays):
 
 def test_three_lines_of_toml(folder, capsys):
     (folder / "mine.toml").write_text('model = "own_nets:Net"\ndata = "arrays.npz"\nepochs = 6\n')
-    config = lipcert.TrainConfig.from_toml("mine.toml").with_overrides(["attack_inputs=10"])
+    config = lipcert.TrainConfig.from_toml("mine.toml").with_overrides(["attack_inputs=0"])
     assert (config.epsilons, config.loss.type) == ((0.25,), "signed-radius")
     run = lipcert.train(config, "runs/mine")
     assert run.summary.clean > 0.3
@@ -70,6 +71,17 @@ def test_three_lines_of_toml(folder, capsys):
         lipcert.load_model("runs/mine/model.safetensors")
     named = lipcert.load_model("own_nets:Net", weights="runs/mine/model.safetensors", input_shape=(1, 8, 8))
     assert torch.equal(named.model.dense.weight, again.model.dense.weight)
+
+
+def test_a_folder_of_images(folder, arrays):
+    for k, (image, label) in enumerate(zip(arrays[0][:100], arrays[1][:100], strict=True)):
+        place = folder / f"pictures/{label}"
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray((255 * image[0]).astype(np.uint8)).save(place / f"{k}.png")
+    (folder / "mine.toml").write_text('model = "mlp-64"\ndata = "pictures"\nepochs = 1\nattack_inputs = 0\n')
+    run = lipcert.train("mine.toml")
+    assert run.folder.name == "mine-1"
+    assert (run.summary.data, run.summary.inputs) == ("pictures", 20)
 
 
 def test_objects(folder, arrays):
@@ -134,11 +146,16 @@ def test_losses_of_ones_own(folder, arrays):
     assert by_object.summary.clean == by_name.summary.clean
     assert by_object.metrics[0]["robust"] > 0
     assert by_object.summary.loss == "same (given in Python)"
-    for wrong, found in ((lambda *_: 1.5, "float"), (lambda z, *_: z, r"Tensor \(256, 10\)")):
-        with pytest.raises(
-            ConfigError, match=rf"the loss <lambda> .* returns {found}, expected a tensor of shape \(\)"
-        ):
-            lipcert.train({**QUICK, "model": "mlp-64", "data": "digits"}, loss=wrong)
+    wrong = {
+        r"returns float, expected a tensor of shape \(\) or a Loss": lambda *_: 1.5,
+        r"returns Tensor \(2, 10\), expected a tensor of shape": lambda logits, *_: logits,
+        r"returns a number that has no gradient with respect to the logits": lambda *_: torch.tensor(1.0),
+        r"fails as a function of logits, labels and constants \(TypeError.*takes 3 pos": nn.CrossEntropyLoss(),
+    }
+    for message, function in wrong.items():
+        with pytest.raises(ConfigError, match=rf"the loss .* {message}"):
+            lipcert.train({**QUICK, "model": "mlp-64", "data": "digits"}, "runs/wrong", loss=function)
+    assert not (folder / "runs/wrong").exists()
     with pytest.raises(ConfigError, match=r"own_nets:missing cannot be imported"):
         lipcert.train({**QUICK, "model": "mlp-64", "data": "digits", "loss": "own_nets:missing"})
 

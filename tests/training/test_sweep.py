@@ -7,9 +7,9 @@ import pytest
 from runs import tiny
 from typer.testing import CliRunner
 
+import lipcert
 from lipcert.cli import app
 from lipcert.errors import ConfigError, ResumeError
-from lipcert.training import TrainConfig
 from lipcert.training import sweeping as sweeps
 
 
@@ -32,7 +32,7 @@ def test_two_values_over_two_seeds(tmp_path, monkeypatch):
     result = CliRunner().invoke(app, command, catch_exceptions=False)
     assert [(config.loss.t, config.seed) for config in trained] == [(3, 0), (3, 1), (8, 0), (8, 1)]
     assert "report: swept/report.html" in result.stdout
-    sweeps.sweep(TrainConfig.from_toml("mine.toml"), ["loss.t=3,8"], 2, "swept")
+    lipcert.sweep("mine.toml", ["loss.t=3,8"], 2, "swept")
     assert len(trained) == 4
     cells = json.loads((tmp_path / "swept/sweep.json").read_text())
     assert [cell["values"] for cell in cells] == [{"loss.t": "3"}, {"loss.t": "8"}]

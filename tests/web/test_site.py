@@ -19,6 +19,11 @@ from lipcert.models import save_model, zoo
 from lipcert.web import browser_runtime, write_site
 
 NAMES = tuple("abcdefghij")
+DROP = """
+const dropped = new DataTransfer();
+dropped.items.add(new File([new Uint8Array(arguments[1])], arguments[0]));
+document.dispatchEvent(new DragEvent("drop", { dataTransfer: dropped }));
+"""
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +52,7 @@ def site(classifier, tmp_path):
 
 @pytest.mark.browser
 def test_the_browser_has_the_radius_of_the_classifier(browser, site, classifier, tmp_path):
+    from selenium.webdriver.common.action_chains import ActionChains
     from selenium.webdriver.common.by import By
     from selenium.webdriver.support.ui import WebDriverWait
 
@@ -63,7 +69,10 @@ def test_the_browser_has_the_radius_of_the_classifier(browser, site, classifier,
         image = generator.integers(0, 256, (8, 8), np.uint8)
         path = tmp_path / f"image-{k}.png"
         Image.fromarray(image).save(path)
-        browser.find_element(By.ID, "file").send_keys(str(path))
+        if k == 0:
+            browser.find_element(By.ID, "file").send_keys(str(path))
+        else:
+            browser.execute_script(DROP, path.name, list(path.read_bytes()))
         WebDriverWait(browser, 20).until(lambda _, name=path.name: shown("status") == name)
         x = torch.from_numpy(image / 255).float()[None, None]
         logits, radius = classifier(x)
@@ -75,7 +84,14 @@ def test_the_browser_has_the_radius_of_the_classifier(browser, site, classifier,
         ratios = (logits[0, prediction] - logits[0]) / classifier.constants[prediction]
         ratios[prediction] = torch.inf
         assert shown("nearest") == NAMES[int(ratios.argmin())]
+    browser.execute_script(DROP, "notes.txt", [65, 66])
+    WebDriverWait(browser, 20).until(lambda _: "notes.txt is not an image" in shown("status"))
     browser.execute_script("document.getElementById('clear').click()")
+    ActionChains(browser).click(browser.find_element(By.ID, "picture")).perform()
+    drawn = torch.tensor(browser.execute_script("return last.then(() => Array.from(pixels()))"))
+    assert float(drawn.max()) > 0.5
+    radius = float(classifier(drawn.reshape(1, 1, 8, 8))[1])
+    assert float(browser.find_element(By.ID, "radius").get_attribute("data-value")) == pytest.approx(radius, rel=1e-4)
     events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
     sent = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
     assert [url for url in sent if not url.startswith((site, "data:", "blob:"))] == []

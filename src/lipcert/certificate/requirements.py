@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -62,7 +63,10 @@ def check_input(x: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
 def check_dense(x: Any) -> None:
     """Refuse what is not a tensor, and tensors that are nested or sparse, or that have no values."""
     if not isinstance(x, Tensor):
-        raise ShapeError(f"inputs are {type(x).__name__}, expected a tensor; torch.stack makes one of several images")
+        remedy = "torch.stack makes one of several images"
+        if isinstance(x, np.ndarray):
+            remedy = "use torch.from_numpy"
+        raise ShapeError(f"inputs are {type(x).__name__}, expected a tensor; {remedy}")
     if x.is_nested:
         raise ShapeError("inputs are a nested tensor; use torch.stack(x.unbind()), if its parts have one shape")
     if x.layout != torch.strided or x.is_meta:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 
-from lipcert import attacks
 from lipcert.commands.options import (
     AsJson,
     Data,
@@ -26,10 +24,11 @@ from lipcert.commands.options import (
     sentence,
 )
 from lipcert.commands.progress_bar import progress_bar
-from lipcert.data import Split
-from lipcert.display import TextTable
-from lipcert.models import LoadedModel
 from lipcert.progress import Progress
+
+if TYPE_CHECKING:
+    from lipcert.data import Split
+    from lipcert.models import LoadedModel
 
 _BATCH = 256
 
@@ -49,6 +48,8 @@ def attack(
     quiet: Quiet = False,
 ) -> None:
     """Clean accuracy and accuracy under l2 PGD."""
+    from lipcert.display import TextTable
+
     loaded = named_model(model, weights, input_shape)
     epsilons = checked_epsilons(eps)
     loaded, dataset, count = named_data(loaded, data, data_dir, limit)
@@ -69,6 +70,10 @@ def _accuracies(
     loaded: LoadedModel, test: Split, epsilon: float, settings: dict[str, Any], progress: Progress
 ) -> dict[str, float]:
     """Shares of inputs that are classified correctly, before and after the attack."""
+    import torch
+
+    from lipcert import attacks
+
     clean = survived = 0
     for first in range(0, len(test), _BATCH):
         x = test.pixels(slice(first, first + _BATCH))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lipcert.bounds.methods import METHODS
 from lipcert.commands.options import (
     DATA_OPTION,
     EPS_OPTION,
+    METHODS,
     AsJson,
     DataDir,
     InputShape,
@@ -27,15 +27,12 @@ from lipcert.commands.options import (
     sentence,
 )
 from lipcert.commands.progress_bar import progress_bar
-from lipcert.display import NOTHING, TextTable
 from lipcert.errors import OptionError
-from lipcert.files import write_json
 from lipcert.layout import CONFIG, ENVIRONMENT
-from lipcert.local.certify_local import checked_norm
-from lipcert.report import write_report
-from lipcert.runs import Summary, Task, finish_folder
-from lipcert.runs.environment import environment
-from lipcert.runs.pretrained import shipped_summary
+
+if TYPE_CHECKING:
+    from lipcert.display import TextTable
+    from lipcert.runs import Summary
 
 
 def certify(
@@ -47,7 +44,7 @@ def certify(
     data_dir: DataDir = None,
     out: Annotated[Path, typer.Option(help="Folder for certificates.csv and summary.json.")] = Path("runs/certify"),
     method: Annotated[
-        str | None, typer.Option(help=f"{', '.join(METHODS)}; default: that of the run, or liplt.", show_default=False)
+        str | None, typer.Option(help=f"{METHODS}; default: that of the run, or liplt.", show_default=False)
     ] = None,
     float64: Annotated[bool, typer.Option("--float64", help="Execute in float64: rounding costs nothing.")] = False,
     split: Annotated[
@@ -64,24 +61,28 @@ def certify(
     quiet: Quiet = False,
 ) -> None:
     """Clean, attacked and certified accuracy; radii of every test input as CSV. Continues where it stopped."""
+    from lipcert.files import write_json
+    from lipcert.local.certify_local import checked_norm
+    from lipcert.report import write_report
+    from lipcert.runs import Task, finish_folder
+    from lipcert.runs.environment import environment
+    from lipcert.runs.pretrained import shipped_summary
+
     if norm != "2" and not local:
         raise OptionError("--norm belongs to --local: global radii are l2; add --local")
     local_norm = checked_norm(norm) if local else None
-    loaded = named_model(model, weights, input_shape)
-    shipped = shipped_summary(model)
     if split and (float64 or local):
         raise OptionError("--split is about float32 and global radii; leave out --float64 and --local")
-    if float64:
-        loaded = loaded.in_float64()
-    if split:
-        loaded = loaded.in_parts()
+    execution = "float64" if float64 else "float32-split" if split else "float32"
+    loaded = named_model(model, weights, input_shape)
+    shipped = shipped_summary(model)
     if shipped is not None:
         data, eps = data or shipped.data, eps or shipped.epsilons
         if not (float64 or split or local):
-            loaded = loaded.executed_in(shipped.execution)
+            execution = shipped.execution
     if data is None or not eps:
         raise OptionError("--data and --eps are missing; name the data set, and the size of perturbations")
-    epsilons = checked_epsilons(eps)
+    loaded, epsilons = loaded.executed_in(execution), checked_epsilons(eps)
     if (out / CONFIG).exists():
         raise OptionError(f"{out} is the folder of a training, which would be overwritten; choose another --out")
     loaded, dataset, count = named_data(loaded, data, data_dir, limit)
@@ -101,6 +102,8 @@ def certify(
 
 
 def _table(summary: Summary, out: Path) -> TextTable:
+    from lipcert.display import NOTHING, TextTable
+
     rows = []
     for entry in summary.at:
         attacked = NOTHING if entry.attacked is None else f"{entry.attacked:.2%}"

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lipcert.bounds.bound import Bound
-from lipcert.bounds.compute import bound_targets
-from lipcert.certificate import CertifiedClassifier
 from lipcert.commands.options import InputShape, Model, Quiet, Weights, named_model, print_path
 from lipcert.commands.progress_bar import progress_bar
 from lipcert.errors import OptionError
 from lipcert.layout import SUMMARY
-from lipcert.models import LoadedModel
 from lipcert.progress import Progress
-from lipcert.runs import read_summary
-from lipcert.web import write_site
+
+if TYPE_CHECKING:
+    from lipcert.bounds.bound import Bound
+    from lipcert.models import LoadedModel
 
 
 def export(
@@ -31,6 +29,10 @@ def export(
     """A classifier with certified radii for other runtimes: as an ONNX file, or as a web page."""
     if onnx is None and web is None:
         raise OptionError("nothing to write; give --onnx FILE, --web FOLDER or both")
+    from lipcert.certificate import CertifiedClassifier
+    from lipcert.runs import read_summary
+    from lipcert.web import write_site
+
     loaded = named_model(model, weights, input_shape)
     with progress_bar(hidden=quiet) as progress:
         classifier = CertifiedClassifier(loaded.network, _bound(loaded, progress))
@@ -49,6 +51,8 @@ def export(
 
 def _bound(loaded: LoadedModel, progress: Progress) -> Bound:
     """The one that is stored with the model, if it is that of the program as it is executed here."""
+    from lipcert.bounds.compute import bound_targets
+
     if loaded.earlier is not None and loaded.earlier.belongs_to(loaded.network):
         return loaded.earlier
     made = bound_targets(

@@ -1,4 +1,7 @@
-"""What several commands share: options, the model they name, and how results are printed."""
+"""What several commands share: options, the model they name, and how results are printed.
+
+Here and in the commands, what needs torch is imported when a command runs: --help does not wait for it.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,20 @@ import os
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lipcert import data
 from lipcert.commands.terminal import console
-from lipcert.display import TextTable
 from lipcert.errors import OptionError
-from lipcert.models import LoadedModel, load_model
+
+if TYPE_CHECKING:
+    from lipcert.data import Dataset
+    from lipcert.display import TextTable
+    from lipcert.models import LoadedModel
+
+METHODS = "naive, liplt, rescaled, lt-sdp, lipsdp, best"
+"""Of bounding, as --help lists them."""
 
 
 def _number(text: str) -> float:
@@ -58,6 +66,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 
 def named_model(spec: str, weights: Path | None, input_shape: str | None) -> LoadedModel:
     """The model that the arguments of a command name."""
+    from lipcert.models import load_model
+
     shape = None
     if input_shape is not None:
         sizes = input_shape.split(",")
@@ -69,11 +79,13 @@ def named_model(spec: str, weights: Path | None, input_shape: str | None) -> Loa
 
 def named_data(
     loaded: LoadedModel, name: str, data_dir: Path | None, limit: int | None
-) -> tuple[LoadedModel, data.Dataset, int]:
+) -> tuple[LoadedModel, Dataset, int]:
     """The model for a data set, the data set, and how many of its test inputs are meant."""
+    from lipcert.data import load
+
     if limit is not None and limit < 1:
         raise OptionError(f"--limit is {limit}, expected 1 or more")
-    dataset = data.load(name, data_dir).in_dtype(loaded.dtype)
+    dataset = load(name, data_dir).in_dtype(loaded.dtype)
     loaded = loaded.for_images(dataset.input_shape)
     return loaded, dataset, min(limit or len(dataset.test), len(dataset.test))
 

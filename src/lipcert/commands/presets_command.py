@@ -6,11 +6,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from lipcert.commands.terminal import console
-from lipcert.training import TrainConfig, presets
 
 
 def list_presets() -> None:
     """The configurations that come with lipcert."""
+    from lipcert.training import TrainConfig, presets
+
     table = Table(title="Presets of lipcert train", show_edge=False, pad_edge=False)  # fits 80 columns
     for column in ("preset", "model", "loss", "epochs", "ε (l2)"):
         table.add_column(column, overflow="fold")

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from lipcert.commands.options import print_table
-from lipcert.display import NOTHING, TextTable
 from lipcert.layout import MODEL
-from lipcert.models.shipped import shipped_names
-from lipcert.runs.pretrained import pretrained_folder
-from lipcert.runs.summary import Accuracy, Summary, read_summary
+
+if TYPE_CHECKING:
+    from lipcert.runs.summary import Accuracy, Summary
 
 
 def pretrained_command() -> None:
     """The trained networks that come with lipcert, with what they reach on all test images."""
+    from lipcert.display import TextTable
+    from lipcert.models.shipped import shipped_names
+    from lipcert.runs.pretrained import pretrained_folder
+    from lipcert.runs.summary import read_summary
+
     rows = []
     for name in shipped_names():
         folder = pretrained_folder(name)
@@ -28,6 +34,8 @@ def pretrained_command() -> None:
 
 
 def _row(name: str, summary: Summary, entry: Accuracy, size: float) -> list[str]:
+    from lipcert.display import NOTHING
+
     attacked = NOTHING
     if entry.attacked is not None:
         attacked = f"{entry.attacked:.2%}"

@@ -10,8 +10,6 @@ import typer
 from lipcert.commands.options import print_path
 from lipcert.errors import check_choice
 from lipcert.layout import LATEX, MARKDOWN
-from lipcert.models.shipped import shipped_folder
-from lipcert.report import write_report
 
 TABLES = {"markdown": MARKDOWN, "latex": LATEX}
 
@@ -22,6 +20,9 @@ def report(
     table: Annotated[str | None, typer.Option(help="Print the table of the runs: markdown or latex.")] = None,
 ) -> None:
     """A page on one run or several side by side, with figures and tables; nothing is computed again."""
+    from lipcert.models.shipped import shipped_folder
+    from lipcert.report import write_report
+
     if table is not None:
         check_choice("--table", table, list(TABLES))
     folders = []

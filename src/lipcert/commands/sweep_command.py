@@ -5,16 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lipcert.commands.options import AsJson, DataDir, Quiet, print_path, print_table
 from lipcert.commands.progress_bar import progress_bar
-from lipcert.display import TextTable
-from lipcert.report import write_report
-from lipcert.training import TrainConfig
-from lipcert.training.sweeping import SWEEP, Cell, Spread, sweep
+
+if TYPE_CHECKING:
+    from lipcert.display import TextTable
+    from lipcert.training.sweeping import Cell, Spread
 
 
 def sweep_command(
@@ -27,6 +27,10 @@ def sweep_command(
     quiet: Quiet = False,
 ) -> None:
     """Train with several values and seeds: mean ± standard deviation, and a report. Continues where it stopped."""
+    from lipcert.report import write_report
+    from lipcert.training import TrainConfig
+    from lipcert.training.sweeping import SWEEP, sweep
+
     base = TrainConfig.named(config)
     folder = out or Path("sweeps") / base.name
     try:
@@ -44,6 +48,8 @@ def sweep_command(
 
 
 def _table(name: str, cells: Sequence[Cell], seeds: int) -> TextTable:
+    from lipcert.display import TextTable
+
     keys, figures = list(cells[0].values), list(cells[0].spreads())
     rows = []
     for cell in cells:

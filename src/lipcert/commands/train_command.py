@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,9 +20,9 @@ from lipcert.commands.options import (
 from lipcert.commands.progress_bar import progress_bar
 from lipcert.commands.terminal import console
 from lipcert.errors import OptionError
-from lipcert.report import write_report
-from lipcert.runs import Run
-from lipcert.training import TrainConfig, resume, train
+
+if TYPE_CHECKING:
+    from lipcert.runs import Run
 
 DEFAULT = "digits"
 
@@ -44,6 +44,8 @@ def train_command(
     """Train a certifiably robust classifier and certify it. Works under torchrun."""
     if resumed is not None and (config or set_ or run_dir or eps):
         raise OptionError("--resume continues a run as it was configured; leave out the preset and all other options")
+    from lipcert.training import TrainConfig, resume, train
+
     try:
         with progress_bar(hidden=quiet or as_json or not is_first_process()) as progress:
             if resumed is not None:
@@ -62,6 +64,8 @@ def train_command(
 
 
 def _show(run: Run, as_json: bool) -> None:
+    from lipcert.report import write_report
+
     page = write_report([run.folder])
     if as_json:
         print_json({"folder": str(run.folder), "report": str(page), **run.summary.as_dict()})

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from lipcert.errors import DataError
 
@@ -36,6 +36,8 @@ def read_examples(given: object, forms: str) -> Examples:
         given = given.tensors
     if isinstance(given, tuple | list) and len(given) == 2 and is_array(given[0]):
         return Examples(given[0], given[1], None)
+    if isinstance(given, DataLoader):
+        raise DataError("data are a DataLoader; pass the data set that it draws from, its .dataset")
     if is_array(given) or not hasattr(given, "__getitem__") or not hasattr(given, "__len__"):
         raise DataError(f"data are {type(given).__name__}, expected {forms}")
     data: Any = given

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, get_args
 
+import torch
 from pydantic import ConfigDict, PrivateAttr
 from torch import Tensor
 
@@ -52,10 +53,21 @@ class OwnLoss(TrainingLoss):
         self._function = function
         return function
 
+    def try_out(self, classes: int) -> None:
+        """Refuse a function that cannot be trained with, before anything is trained: two inputs, constants of 1."""
+        logits = torch.eye(2, classes, requires_grad=True)
+        value = self(logits, torch.arange(2) % classes, 1 - torch.eye(classes)).loss
+        if not value.requires_grad:
+            raise ConfigError(f"the loss {self.type} returns a number that has no gradient with respect to the logits")
+
     def __call__(self, logits: Tensor, labels: Tensor, constants: Tensor) -> Loss:
         function = self.function()
         options = {} if isinstance(function, TrainingLoss) else self.model_extra or {}
-        value = function(logits, labels, constants, **options)
+        try:
+            value = function(logits, labels, constants, **options)
+        except Exception as error:  # whatever the user's code raises
+            wanted = "fails as a function of logits, labels and constants"
+            raise failure(f"the loss {self.type}", wanted, error, ConfigError) from error
         if isinstance(value, Loss):
             return value
         if not isinstance(value, Tensor) or value.shape != () or not value.is_floating_point():

@@ -55,7 +55,7 @@ def trace(
 
     Example:
         >>> lipcert.trace(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval(), (4,))
-        Network((4,) → (3,), 1 nonlinearities: 1)
+        Network((4,) → (3,), 1 nonlinearity: 1)
     """
     check_choice("view", view, VIEWS)
     mode: Any = nullcontext()

@@ -34,10 +34,13 @@ def checked_shape(input_shape: Any) -> Shape:
     return sizes
 
 
-def check_model(model: nn.Module) -> None:
+def check_model(model: object) -> None:
     """Refuse what cannot be followed at all: wrappers, several inputs, weights that are not there."""
     if not isinstance(model, nn.Module):
-        raise OptionError(f"model is a {type(model).__name__}, expected a torch.nn.Module; wrap functions in one")
+        remedy = "wrap functions in one"
+        if isinstance(model, torch.export.ExportedProgram):
+            remedy = "pass the module that was exported"
+        raise OptionError(f"model is a {type(model).__name__}, expected a torch.nn.Module; {remedy}")
     for name, module in model.named_modules():
         remedy = _unwrapped(module)
         if remedy:

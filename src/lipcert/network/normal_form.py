@@ -84,10 +84,11 @@ class Network:
 
     def __repr__(self) -> str:
         names = [site.name for site in self.sites[1:-1]]
-        inner = ", ".join(names[:4])
+        listed = f": {', '.join(names[:4])}" if names else ""
         if len(names) > 4:
-            inner += f" and {len(names) - 4} more"
-        return f"Network({self.input_shape} → {self.output_shape}, {self.depth} nonlinearities: {inner})"
+            listed += f" and {len(names) - 4} more"
+        count = "1 nonlinearity" if self.depth == 1 else f"{self.depth} nonlinearities"
+        return f"Network({self.input_shape} → {self.output_shape}, {count}{listed})"
 
     @property
     def depth(self) -> int:

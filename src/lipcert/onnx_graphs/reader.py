@@ -10,6 +10,7 @@ import torch
 
 from lipcert.errors import ModelError
 from lipcert.onnx_graphs.onnx_module import Builder, OnnxModule
+from lipcert.onnx_graphs.onnx_patterns import with_patterns
 from lipcert.onnx_graphs.onnx_runtime import TOLERANCE, difference, needed, open_session, run_session, sample_inputs
 
 _DTYPES = {1: torch.float32, 11: torch.float64}
@@ -29,9 +30,10 @@ def load_onnx(path: str | Path, *, output: str | None = None) -> OnnxModule:
     """
     file = _read(Path(path))
     model = OnnxModule(file.input_name, file.shape, _chosen_output(file, output))
+    nodes = with_patterns(file.graph.node, file.constants, model.output_name)
     rows = file.rows or _BATCH
     sample = sample_inputs(rows, file.shape, file.dtype)[0]
-    built = Builder(model, sample, file.opset, dict(file.constants)).build(file.graph.node)
+    built = Builder(model, sample, file.opset, dict(file.constants)).build(nodes)
     _compare(built, file)
     return built
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lipcert.bounds.estimator import Estimator
 from lipcert.data import Dataset
 from lipcert.errors import ModelError
-from lipcert.losses import Loss
+from lipcert.losses import Loss, OwnLoss
 from lipcert.models.building import build_network
 from lipcert.models.reading import weights_file
 from lipcert.models.weights import load_weights
@@ -54,6 +54,8 @@ class Prepared:
             raise ModelError(
                 f"{config.model} has {outputs}, expected {dataset.classes}: as many as the data have classes"
             )
+        if isinstance(config.loss, OwnLoss):
+            config.loss.try_out(dataset.classes)
         return cls(model, network, memory_format)
 
 

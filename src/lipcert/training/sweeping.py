@@ -15,6 +15,7 @@ from lipcert.layout import CONFIG
 from lipcert.progress import Progress, no_progress
 from lipcert.runs import Run, Summary
 from lipcert.training.config import TrainConfig
+from lipcert.training.given_objects import Config, Given
 from lipcert.training.run import resume, train
 
 SWEEP = "sweep.json"
@@ -50,7 +51,7 @@ class Cell:
 
 
 def sweep(
-    config: TrainConfig,
+    config: Config,
     choices: Sequence[str],
     seeds: int,
     folder: str | Path,
@@ -62,11 +63,12 @@ def sweep(
     A sweep that was interrupted goes on where it was: finished runs are read, the one under way is continued.
 
     Args:
-        config: what all runs share; seeds are counted from its own.
+        config: what all runs share, as `lipcert.train` takes it; seeds are counted from its own.
         choices: such as "loss.t=3,5,8".
     """
     if seeds < 1:
         raise ConfigError(f"seeds is {seeds}, expected 1 or more")
+    base = Given().configured(config)
     grid = [read_choice(choice) for choice in choices]
     combinations = list(product(*(values for _, values in grid)))
     cells = []
@@ -75,11 +77,11 @@ def sweep(
         runs = []
         for k in range(seeds):
             number = place * seeds + k
-            seed = config.seed + k
+            seed = base.seed + k
             name = _folder_name(values, seed)
             overrides = [*(f"{key}={value}" for key, value in values.items()), f"seed={seed}", f"name={name}"]
             shown = _numbered(progress, number, len(combinations) * seeds, name)
-            runs.append(_run(config.with_overrides(overrides), Path(folder) / name, data_dir, shown))
+            runs.append(_run(base.with_overrides(overrides), Path(folder) / name, data_dir, shown))
         cells.append(Cell(values, tuple(runs)))
     write_json(Path(folder) / SWEEP, [_plain(cell) for cell in cells])
     return cells

@@ -65,6 +65,14 @@
   chart.addEventListener("pointermove", follow);
   show(Number(field.value));
 
+  // A table that is wider than the page says so.
+  const box = document.querySelector(".scroll");
+  const sayThatItScrolls = () => {
+    document.querySelector(".sideways").hidden = box.scrollWidth <= box.clientWidth;
+  };
+  window.addEventListener("resize", sayThatItScrolls);
+  sayThatItScrolls();
+
   const root = document.documentElement;
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   document.getElementById("theme").addEventListener("click", () => {

@@ -1,0 +1,126 @@
+"""What `lipcert bound` computes: a constant for every method and target, or the reason why there is none."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lipcert.bounds.compute import bound_targets, promised_constants
+from lipcert.bounds.estimator import METHODS as ESTIMATES
+from lipcert.bounds.estimator import Estimator
+from lipcert.bounds.fit import FitOptions, fit_scales
+from lipcert.bounds.methods import METHODS
+from lipcert.bounds.sampled import estimate_sampled
+from lipcert.errors import OptionError, TooLargeError
+from lipcert.models import LoadedModel
+from lipcert.progress import Progress
+
+FLOOR = "sampled"
+PROMISED = "promised"
+
+
+@dataclass(frozen=True)
+class Constant:
+    """One constant; without a value, `guarantee` says why the method refuses the network."""
+
+    method: str
+    target: str
+    value: float | None
+    seconds: float
+    guarantee: str
+
+
+@dataclass(frozen=True)
+class BoundTask:
+    """Some targets for a model: estimates if a number of iterations is given, guaranteed bounds otherwise."""
+
+    loaded: LoadedModel
+    targets: Sequence[str]
+    iterations: int | None
+    progress: Progress
+
+    def some(self, methods: Sequence[str]) -> list[Constant]:
+        """Target by target, so that methods stand below each other."""
+        rows = []
+        for method in methods:
+            rows += self.estimates(method) if self.iterations else self.bounds(method, self.targets)
+        return sorted(rows, key=lambda row: self.targets.index(row.target))
+
+    def everything(self) -> list[Constant]:
+        """Method by method; one that cannot treat the network says so in its rows."""
+        rows: list[Constant] = []
+        for method in ESTIMATES if self.iterations else METHODS:
+            rows += self.estimates(method) if self.iterations else self.bounds_or_reasons(method, self.targets)
+        return rows + self.promised() + self.floor()
+
+    def bounds(self, method: str, targets: Sequence[str]) -> list[Constant]:
+        loaded = self.loaded
+        fit = FitOptions(start=loaded.scales)
+        bounds = bound_targets(
+            loaded.model, loaded.input_shape, method, targets, fit=fit, network=loaded.network, progress=self.progress
+        )
+        return [Constant(method, name, b.mean, b.seconds, b.guarantee) for name, b in bounds.items()]
+
+    def bounds_or_reasons(self, method: str, targets: Sequence[str]) -> list[Constant]:
+        try:
+            return self.bounds(method, targets)
+        except (TooLargeError, OptionError) as error:
+            reason = str(error).split(";")[0]
+            if isinstance(error, TooLargeError) or len(targets) == 1:
+                return [Constant(method, target, None, 0.0, reason) for target in targets]
+        rows = []
+        for target in targets:  # perhaps it has only some of the targets
+            rows += self.bounds_or_reasons(method, [target])
+        return rows
+
+    def estimates(self, method: str) -> list[Constant]:
+        rows = []
+        for target in self.targets:
+            self.progress(f"{method} {target}", 0.0)
+            began = time.perf_counter()
+            value = self.estimate(method, target)
+            rows.append(Constant(method, target, value, time.perf_counter() - began, "estimate"))
+        return rows
+
+    def estimate(self, method: str, target: str) -> float:
+        loaded = self.loaded
+        estimator = Estimator(
+            loaded.model, loaded.input_shape, method, target, self.iterations or 1, accelerated=True,
+            network=loaded.network,
+        )  # fmt: skip
+        if estimator.scales is not None:
+            estimator.scales.begin_with(loaded.scales or {})
+            fit_scales(estimator, progress=lambda fraction: self.progress(f"{method} {target}", fraction))
+        with torch.no_grad():
+            return float(estimator.estimate().contributions.sum())
+
+    def promised(self) -> list[Constant]:
+        """What layers that are Lipschitz by construction promise, if there are any."""
+        began = time.perf_counter()
+        values = promised_constants(self.loaded.model, self.loaded.input_shape, self.targets, self.progress)
+        seconds = time.perf_counter() - began
+        rows = []
+        for target, value in values.items():
+            rows.append(Constant(PROMISED, target, _mean(value), seconds, "by construction, proved"))
+        return rows
+
+    def floor(self) -> list[Constant]:
+        """The steepest slopes found: no bound can be smaller."""
+        rows = []
+        for target in self.targets:
+            began = time.perf_counter()
+            value = estimate_sampled(self.loaded.model, self.loaded.input_shape, target, progress=self.progress)
+            rows.append(Constant(FLOOR, target, _mean(value), time.perf_counter() - began, "from below"))
+        return rows
+
+
+def _mean(value: Tensor) -> float:
+    """The mean constant; between a class and itself there is none."""
+    count = value.numel()
+    if value.dim() == 2:
+        count -= len(value)
+    return float(value.sum()) / max(count, 1)
