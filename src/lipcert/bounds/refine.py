@@ -20,8 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lipcert.bounds.forms import Form, output_rows
+from lipcert.bounds.forms import Form
 from lipcert.bounds.multipliers import MULTIPLIERS, propose_diagonals
+from lipcert.bounds.output_rows import output_rows
 from lipcert.bounds.recursion import recursion
 from lipcert.bounds.targets import Target
 from lipcert.errors import TooLargeError, check_choice
