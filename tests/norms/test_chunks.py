@@ -57,7 +57,7 @@ def test_saved_tensors_are_those_of_one_chunk():
             estimator()
         return sum(sizes.values())
 
-    little, much = kept(memory=24_000), kept()
+    little, much = kept(memory=40_000), kept()
     assert little < 0.3 * much, (little, much)
 
 
@@ -84,10 +84,9 @@ def test_far_maps_are_products_of_near_ones(span):
         constants.append(sum(norms[j, i] * constants[i] for i in range(j)))
     estimator = lipcert.Estimator(model, (6,), target="network", span=span, power_iterations=300)
     assert len(estimator._pairs) == sum(min(j, span) for j in range(1, 7))
-    with torch.no_grad():
-        value = estimator()
-        assert float(value) == pytest.approx(constants[-1], rel=1e-6)
-        assert value >= reference(model, (6,)).detach() * (1 - 1e-6)
+    value = estimator().detach()
+    assert float(value) == pytest.approx(constants[-1], rel=1e-6)
+    assert value >= reference(model, (6,)).detach() * (1 - 1e-6)
 
 
 def test_gradients_of_products():

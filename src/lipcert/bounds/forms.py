@@ -21,7 +21,9 @@ from lipcert.network.normal_form import Network
 from lipcert.network.program import Live
 from lipcert.network.rewrites import liplt_lines, loop_transform, naive_lines, rescale
 from lipcert.norms.budget import Guide, passed_sites
-from lipcert.norms.certified import CertifiedNorms, NormOptions, bound_norms
+from lipcert.norms.certified import CertifiedNorms, bound_norms
+from lipcert.norms.kept import KeptNorms
+from lipcert.norms.norm_options import NormOptions
 from lipcert.norms.product_errors import ProductErrors
 from lipcert.norms.rows import per_row
 from lipcert.progress import Progress, Report
@@ -162,10 +164,12 @@ def make_form(
     progress: Progress,
     scales: Mapping[str, Tensor] | None = None,
     rough: Network | None = None,
+    kept: KeptNorms | None = None,
 ) -> Form:
     """A float64 network, loop-transformed unless the method is "naive", with norms up to site `last`.
 
-    `scales` are diagonals by the names of their sites; `rough` is the network in the model's own precision.
+    `scales` are diagonals by the names of their sites; `rough` is the network in the model's own precision;
+    norms that are done are added to `kept`, and not computed again.
     """
     lines = naive_lines(base) if method == "naive" else liplt_lines(base, up=True)
     diagonals: dict[int, Tensor] = {}
@@ -183,7 +187,7 @@ def make_form(
     for site in passed_sites(base):
         passing[site] = round_up(_largest(lines[site][0]) / radii[site])
     guide = Guide(_rescaled(loop_transform(rough or base, lines), diagonals), passing)
-    norms = bound_norms(network, last, options, progress, guide)
+    norms = bound_norms(network, last, options, progress, guide, kept)
     return Form(method, network, base, norms, radii, diagonals)
 
 

@@ -27,8 +27,8 @@ from lipcert.bounds.recursion import recursion
 from lipcert.bounds.targets import Target
 from lipcert.errors import TooLargeError, check_choice
 from lipcert.network.sweep import Pair
-from lipcert.norms.certified import NormOptions
 from lipcert.norms.gram import all_matrices, bound_matrix_norm
+from lipcert.norms.norm_options import NormOptions
 from lipcert.progress import Progress, Report, no_progress
 from lipcert.rounding import UNDERFLOW, gamma, round_up, up_product, up_sum
 

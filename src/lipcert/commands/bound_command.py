@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated
 
 import torch
 import typer
 from torch import Tensor
 
+from lipcert.bounds.bound import Bound
 from lipcert.bounds.compute import bound_targets, promised_constants
 from lipcert.bounds.estimator import METHODS as ESTIMATES
 from lipcert.bounds.estimator import Estimator
@@ -18,11 +19,14 @@ from lipcert.bounds.fit import FitOptions, fit_scales
 from lipcert.bounds.methods import METHODS
 from lipcert.bounds.sampled import estimate_sampled
 from lipcert.bounds.targets import TARGETS, default_target
+from lipcert.commands.kept_bounds import KeptBounds
 from lipcert.commands.options import AsJson, InputShape, Model, Quiet, Weights, named_model, print_json, print_table
 from lipcert.commands.progress_bar import progress_bar
 from lipcert.display import NOTHING, TextTable
 from lipcert.errors import OptionError, TooLargeError
 from lipcert.models import LoadedModel
+from lipcert.norms.norm_options import NormOptions
+from lipcert.processes import is_first_process, sharing_work
 from lipcert.progress import Progress
 
 ALL = "all"
@@ -40,21 +44,33 @@ def bound(
     target: Annotated[list[str] | None, typer.Option(help="network, per-class, last-layer, pairwise.")] = None,
     estimate: Annotated[bool, typer.Option("--estimate", help="Power iteration: fast, not guaranteed.")] = False,
     iterations: Annotated[int, typer.Option(help="Power iterations of an estimate.", min=1)] = 100,
+    max_memory: Annotated[
+        float | None, typer.Option(help="GiB that matrices may take; default: 60 % of what is free, at most 2.", min=0)
+    ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Lipschitz constants by method and target, side by side, with times and guarantees.
 
-    Without --method: naive and liplt. --method all: every method, above the steepest slopes found.
+    Without --method: naive and liplt. --method all: every method, above the steepest slopes found. An interrupted
+    command continues when it is given again; under torchrun, processes divide the norms.
     """
     loaded = named_model(model, weights, input_shape)
     everything = ALL in (method or ())
     targets = target or (["network", "pairwise"] if everything else list(TARGETS))
     if not target and default_target(loaded.network) == "network":
         targets = ["network"]  # the output is no vector of logits
-    with progress_bar(hidden=quiet or as_json) as progress:
-        task = _Task(loaded, targets, iterations if estimate else None, progress)
+    kept = KeptBounds(loaded.network)
+    options = NormOptions(keep=kept.folder)
+    if max_memory is not None:
+        options = replace(options, memory=int(max_memory * 2**30))
+    hidden = quiet or as_json or not is_first_process()
+    with progress_bar(hidden) as progress, sharing_work():
+        task = _Task(loaded, targets, iterations if estimate else None, options, kept, progress)
         rows = task.everything() if everything else task.some(method or QUICK)
+    kept.forget()
+    if not is_first_process():
+        return
     if as_json:
         print_json([asdict(row) for row in rows])
     elif everything:
@@ -81,6 +97,8 @@ class _Task:
     loaded: LoadedModel
     targets: Sequence[str]
     iterations: int | None
+    options: NormOptions
+    kept: KeptBounds
     progress: Progress
 
     def some(self, methods: Sequence[str]) -> list[Constant]:
@@ -98,12 +116,18 @@ class _Task:
         return rows + self.promised() + self.floor()
 
     def bounds(self, method: str, targets: Sequence[str]) -> list[Constant]:
-        loaded = self.loaded
-        fit = FitOptions(start=loaded.scales)
-        bounds = bound_targets(
-            loaded.model, loaded.input_shape, method, targets, fit=fit, network=loaded.network, progress=self.progress
-        )
+        bounds = self.kept.find(method, targets)
+        if len(bounds) < len(targets):
+            bounds = self.computed(method, targets)
+            self.kept.add(method, bounds)
         return [Constant(method, name, b.mean, b.seconds, b.guarantee) for name, b in bounds.items()]
+
+    def computed(self, method: str, targets: Sequence[str]) -> dict[str, Bound]:
+        loaded, fit = self.loaded, FitOptions(start=self.loaded.scales)
+        return bound_targets(
+            loaded.model, loaded.input_shape, method, targets, options=self.options, fit=fit, network=loaded.network,
+            progress=self.progress,
+        )  # fmt: skip
 
     def bounds_or_reasons(self, method: str, targets: Sequence[str]) -> list[Constant]:
         try:

@@ -32,9 +32,12 @@ from lipcert.errors import OptionError
 from lipcert.files import write_json
 from lipcert.layout import CONFIG, ENVIRONMENT
 from lipcert.local.certify_local import checked_norm
+from lipcert.processes import is_first_process
+from lipcert.progress import no_progress
 from lipcert.report import write_report
 from lipcert.runs import Summary, Task, finish_folder
 from lipcert.runs.environment import environment
+from lipcert.runs.finishing import certify_test
 
 
 def certify(
@@ -72,7 +75,10 @@ def certify(
     loaded, dataset, count = named_data(loaded, data, data_dir, limit)
     if method is None:
         method = loaded.earlier.method if loaded.earlier is not None else "liplt"
-    task = Task(dataset, epsilons, count, count if attack else 0, method, local_norm=local_norm)
+    task = Task(dataset, epsilons, count, count if attack else 0, method, local_norm=local_norm, shared=True)
+    if not is_first_process():
+        certify_test(loaded, task, out, no_progress)
+        return
     with progress_bar(hidden=quiet or as_json) as progress:
         summary = finish_folder(loaded, task, out, progress)
     write_json(out / ENVIRONMENT, environment(dataset, data_dir, None))

@@ -75,10 +75,15 @@ def provable(network: Network, pairs: Sequence[Pair], limit: int, memory: int) -
     """Pairs whose smaller side is within the limit and whose matrix fits into the memory."""
     small = []
     for j, i in pairs:
-        rows, columns = network.in_size(j), network.out_size(i)
-        if min(rows, columns) <= limit and 8 * rows * columns <= memory:
+        if min(network.in_size(j), network.out_size(i)) <= limit and memory_of(network, (j, i)) <= memory:
             small.append((j, i))
     return small
+
+
+def memory_of(network: Network, pair: Pair) -> int:
+    """Bytes for the matrix of a pair."""
+    j, i = pair
+    return 8 * network.in_size(j) * network.out_size(i)
 
 
 def proof_cost(network: Network, pair: Pair, path: float) -> float:
