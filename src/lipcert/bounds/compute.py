@@ -16,6 +16,7 @@ from lipcert.bounds.fingerprint import check_finite, fingerprint
 from lipcert.bounds.fit import FitOptions
 from lipcert.bounds.forms import Form, smallest_prefixes
 from lipcert.bounds.methods import Method, Task, find_method
+from lipcert.bounds.output_rows import check_rows_fit
 from lipcert.bounds.targets import Target, default_target, find_target
 from lipcert.network.build import trace
 from lipcert.network.capture import LOCK
@@ -103,6 +104,8 @@ def bound_network(
     check_finite(program)
     for target in targets:
         target.check(network)
+        if not target.whole_output:
+            check_rows_fit(network)
     whole = any(target.whole_output for target in targets)
     digest = fingerprint(replace(network, program=program))
     task = Task(program, promised, whole, options or NormOptions(), fit or FitOptions(), progress, digest)

@@ -15,12 +15,16 @@ import torch
 from torch import Tensor
 
 from lipcert.bounds.targets import Target
+from lipcert.errors import TooLargeError
 from lipcert.network.linear import Dense
 from lipcert.network.normal_form import Network
 from lipcert.norms.product_errors import ProductErrors
 from lipcert.norms.rows import flat_rows, row_norms
+from lipcert.resources import share_of_memory, shown_bytes
 from lipcert.rounding import UNDERFLOW, gamma
 
+_COPIES = 4
+"""Tensors with all rows at the widest node that are in memory at a time."""
 _SMALLEST_SHIFT = 1e-290
 """More than what products lose where they underflow."""
 
@@ -35,6 +39,20 @@ def output_rows(network: Network, errors: ProductErrors) -> Iterator[tuple[int, 
         yield i, rows, error
         frobenius = float(row_norms(rows).square().sum().sqrt())
         errors.know((last, i), frobenius * (1 + 1e-9) + sqrt(classes) * error)
+
+
+@torch.no_grad()
+def check_rows_fit(network: Network) -> None:
+    """Refuse a network whose rows do not fit into the memory, before any work."""
+    head = narrow_head(network)
+    rows = (head.network if head is not None else network).classes
+    widest = max(prod(node.shape) for node in network.nodes)
+    needed, free = 8 * _COPIES * rows * widest, share_of_memory(network.device)
+    if needed > free:
+        raise TooLargeError(
+            f"the rows of {rows} logits take about {shown_bytes(needed)}, {shown_bytes(free)} may be used; bound the "
+            "target network, or make room"
+        )
 
 
 @torch.no_grad()
@@ -74,7 +92,7 @@ class Head:
 def narrow_head(network: Network) -> Head | None:
     """The last dense layer, if it has more outputs than inputs and nothing behind it computes."""
     v = network.sites[-1].source
-    weight = torch.eye(network.classes, dtype=torch.float64, device=network.device)
+    weight = torch.eye(network.classes, dtype=network.dtype, device=network.device)
     while v not in network.site_of_output and len(network.nodes[v].edges) == 1:
         edge = network.nodes[v].edges[0]
         dense = isinstance(edge.op, Dense)

@@ -124,7 +124,7 @@ def _prove(network: Network, plan: Plan, options: NormOptions, work: Work, kept:
         sizes = {pair: gram.memory_of(network, pair) for pair in sides[side]}
         for chunk in _chunks(sizes, options.memory):
             report = work.part(sum(plan.work[pair] for pair in chunk))
-            matrices = gram.dense_rows(network, side, chunk, no_report)
+            matrices = gram.dense_rows(network, side, chunk, no_report, options.memory // 4)
             made = {}
             for done, pair in enumerate(chunk, start=1):
                 rows = matrices.pop(pair)
