@@ -7,8 +7,8 @@ from torch import nn
 
 import lipcert
 from lipcert.bounds.bound import Bound
-from lipcert.bounds.compute import stored_bound
 from lipcert.bounds.fit import FitOptions
+from lipcert.bounds.stored import stored_bound
 from lipcert.errors import LipcertError, ModelError
 from lipcert.models import load_model, save_model, zoo
 from models import dense_chain

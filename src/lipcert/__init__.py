@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lipcert.local.sharpening import Effort
     from lipcert.models import LoadedModel, load_model, zoo
     from lipcert.network import Call, Network, Slope, register_rule, trace
-    from lipcert.norms.certified import NormOptions
+    from lipcert.norms.norm_options import NormOptions
     from lipcert.onnx_graphs import load_onnx
     from lipcert.runs import Run, Summary, pretrained
     from lipcert.training import TrainConfig, resume, train
@@ -80,7 +80,7 @@ _PLACES = {
     "LipcertError": "lipcert.errors",
     "LoadedModel": "lipcert.models",
     "Network": "lipcert.network",
-    "NormOptions": "lipcert.norms.certified",
+    "NormOptions": "lipcert.norms.norm_options",
     "Run": "lipcert.runs",
     "Slope": "lipcert.network",
     "Summary": "lipcert.runs",

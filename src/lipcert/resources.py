@@ -7,6 +7,8 @@ import subprocess
 import sys
 from functools import cache
 
+import torch
+
 _SHARE = 0.6
 _MOST = 2 << 30
 _UNKNOWN = 1 << 30
@@ -26,6 +28,21 @@ def free_memory() -> int:
 def usable_memory() -> int:
     """60 % of what is free, at most 2 GiB: more makes nothing faster."""
     return max(1, min(int(_SHARE * free_memory()), _MOST))
+
+
+def share_of_memory(device: torch.device) -> int:
+    """60 % of what is free on a device."""
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
+    return max(1, int(_SHARE * free))
+
+
+def shown_bytes(size: float) -> str:
+    """A size for people: "1.5 GiB"."""
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:.3g} GiB"
 
 
 @cache

@@ -12,7 +12,7 @@ from helpers import dense_maps, examples, randn, reference
 from lipcert.bounds.compute import bound_targets
 from lipcert.bounds.targets import TARGETS
 from lipcert.errors import NonFiniteError, OptionError, TrainingModeError
-from lipcert.norms.certified import NormOptions
+from lipcert.norms.norm_options import NormOptions
 from models import Op, dense_chain, gaussian, named_models
 
 MODELS = named_models()

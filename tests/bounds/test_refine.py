@@ -20,7 +20,7 @@ from lipcert.bounds.refine import refine
 from lipcert.bounds.targets import TARGETS, find_target
 from lipcert.errors import OptionError, TooLargeError
 from lipcert.layers import MaxMin
-from lipcert.norms.certified import NormOptions
+from lipcert.norms.norm_options import NormOptions
 from lipcert.progress import no_progress
 from models import PaperResidual, dense_chain, gaussian, named_models
 

@@ -20,7 +20,7 @@ from lipcert.bounds.targets import find_target
 from lipcert.errors import OptionError
 from lipcert.layers import GroupSort
 from lipcert.network.rewrites import free_scales, spread
-from lipcert.norms.certified import NormOptions
+from lipcert.norms.norm_options import NormOptions
 from lipcert.progress import no_progress
 from models import dense_chain, gaussian, named_models
 

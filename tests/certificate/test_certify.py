@@ -8,7 +8,7 @@ from torch import nn
 
 import lipcert
 from helpers import randn
-from lipcert.norms.certified import NormOptions
+from lipcert.norms.norm_options import NormOptions
 from models import dense_chain, gaussian, named_models
 
 MODELS = named_models()

@@ -14,7 +14,8 @@ from lipcert.bounds.forms import make_form
 from lipcert.bounds.recursion import bound_prefix, norm_matrix
 from lipcert.network.build import normal_form
 from lipcert.norms.budget import inflations, passed_sites, shares, with_products
-from lipcert.norms.certified import NormOptions, bound_norms
+from lipcert.norms.certified import bound_norms
+from lipcert.norms.norm_options import NormOptions
 from lipcert.progress import no_progress
 from models import dense_chain
 

@@ -1,5 +1,7 @@
 """Bounds on all norms of a network, by both paths."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -8,8 +10,12 @@ from torch import nn
 
 from drawn import networks
 from helpers import dense_maps, examples, transformed
-from lipcert.errors import NonFiniteError, OptionError
-from lipcert.norms.certified import NormOptions, bound_norms
+from lipcert.errors import NonFiniteError, OptionError, TooLargeError
+from lipcert.norms import certified, plan
+from lipcert.norms.certified import bound_norms
+from lipcert.norms.kept import KeptNorms
+from lipcert.norms.norm_options import NormOptions
+from lipcert.norms.randomised import bound_by_lanczos
 from models import dense_chain, gaussian
 
 
@@ -73,22 +79,91 @@ def test_the_limit_decides_the_path_of_every_pair():
     assert norms.randomised == {(2, 0)}  # the only one with more than 5 dimensions on both sides
 
 
-@pytest.mark.parametrize("limit", [0, 4096])
-def test_little_memory_means_more_rounds_not_other_results(limit):
+@pytest.mark.parametrize(("limit", "memory"), [(0, 700), (4096, 400)])
+def test_little_memory_means_more_rounds_not_other_results(limit, memory, monkeypatch):
     model, shape = dense_chain(5, 6, 7, 4), (5,)
-    rounds: list[str] = []
+    rounds = []
+
+    def counted(function):
+        def call(*args):
+            rounds.append(function)
+            return function(*args)
+
+        return call
+
+    monkeypatch.setattr(certified, "bound_by_lanczos", counted(certified.bound_by_lanczos))
+    monkeypatch.setattr(certified.gram, "dense_rows", counted(certified.gram.dense_rows))
     ample = norms_of(model, shape, NormOptions(dense_limit=limit, seed=3)).bounds
-    options = NormOptions(dense_limit=limit, seed=3, memory=400)
-    scarce = norms_of(model, shape, options, progress=lambda what, fraction: rounds.append(what)).bounds
-    assert len(set(rounds)) > 1
+    few = len(rounds)
+    scarce = norms_of(model, shape, NormOptions(dense_limit=limit, seed=3, memory=memory)).bounds
+    assert len(rounds) - few > few
     assert scarce == pytest.approx(ample, rel=1e-6 if limit else 1e-3)
 
 
-def test_progress_reaches_one():
-    fractions: dict[str, float] = {}
-    norms_of(dense_chain(5, 6, 3), (5,), progress=fractions.__setitem__)
-    assert fractions
-    assert set(fractions.values()) == {1.0}
+def test_a_norm_that_does_not_fit_is_refused_with_a_forecast():
+    options = NormOptions(dense_limit=0, memory=600)
+    with pytest.raises(TooLargeError, match=r"takes 624 B, and 600 B may be used \(all norms: about 0:00:01, 624 B\)"):
+        norms_of(dense_chain(5, 6, 7, 4), (5,), options)
+
+
+def test_progress_counts_work_and_reaches_one():
+    seen: list[tuple[str, float]] = []
+    norms_of(dense_chain(5, 6, 3), (5,), progress=lambda *report: seen.append(report))
+    assert {what for what, _ in seen} == {"norms"}
+    fractions = [fraction for _, fraction in seen]
+    assert fractions == sorted(fractions)
+    assert fractions[-1] == pytest.approx(1.0)
+
+
+def test_long_work_is_forecast(monkeypatch, caplog):
+    monkeypatch.setattr(plan, "_LITTLE_WORK", 0.0)
+    labels = set()
+    with caplog.at_level("INFO", logger="lipcert"):
+        norms_of(dense_chain(5, 6, 3), (5,), NormOptions(memory=2 << 30), progress=lambda what, done: labels.add(what))
+    assert labels == {"norms (about 0:00:01, 2 GiB)"}
+    assert "norms: 3 proved, 0 by Lanczos, about 0:00:01, 2 GiB expected" in caplog.text
+
+
+def test_norms_that_are_done_are_not_computed_again(tmp_path, monkeypatch):
+    """Interrupted after the first round of Lanczos; the second time starts with what is kept."""
+    model, shape = dense_chain(5, 6, 7, 4), (5,)
+    options = NormOptions(dense_limit=0, seed=3, memory=700)
+    expected = norms_of(model, shape, options).bounds
+    limit, done = 2, []
+
+    def interrupted(network, steps, *rest):
+        if len(done) == limit:
+            raise KeyboardInterrupt
+        done.append(set(steps))
+        return bound_by_lanczos(network, steps, *rest)
+
+    monkeypatch.setattr(certified, "bound_by_lanczos", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        norms_of(model, shape, options, kept=KeptNorms(tmp_path))
+    limit = 100
+    assert norms_of(model, shape, options, kept=KeptNorms(tmp_path)).bounds == pytest.approx(expected, rel=1e-12)
+    assert sum(map(len, done)) == len(set.union(*done)) == len(expected)
+
+
+@pytest.mark.parametrize("change", [{"inflation": 0.001}, {"failure_probability": 1e-12}])
+def test_kept_norms_have_to_be_as_precise_and_as_certain(tmp_path, change):
+    model, shape = dense_chain(40, 50, 45, 4), (40,)
+    coarse = NormOptions(dense_limit=0, seed=3, inflation=0.5)
+    norms_of(model, shape, coarse, kept=KeptNorms(tmp_path))
+    finer = replace(coarse, **change)
+    fresh = norms_of(model, shape, finer).bounds
+    assert norms_of(model, shape, finer, kept=KeptNorms(tmp_path)).bounds == pytest.approx(fresh, rel=1e-12)
+
+
+def test_damaged_files_count_as_missing(tmp_path):
+    kept = KeptNorms(tmp_path)
+    kept.add({(1, 0): {"norm": 2.0, "rows": 3}})
+    assert KeptNorms(tmp_path).find((1, 0)) == {"norm": 2.0, "rows": 3}
+    file = tmp_path / "norms-0.json"
+    file.write_text(file.read_text().replace("2.0", "1.0"))
+    assert KeptNorms(tmp_path).find((1, 0)) is None
+    file.write_text("{")
+    assert KeptNorms(tmp_path).find((1, 0)) is None
 
 
 def test_starts_come_from_entropy_unless_seeded():

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from time import perf_counter
 
 import torch
@@ -17,13 +16,14 @@ from lipcert.bounds.fingerprint import check_finite, fingerprint
 from lipcert.bounds.fit import FitOptions
 from lipcert.bounds.forms import Form, smallest_prefixes
 from lipcert.bounds.methods import Method, Task, find_method
+from lipcert.bounds.output_rows import check_rows_fit
 from lipcert.bounds.targets import Target, default_target, find_target
 from lipcert.network.build import trace
 from lipcert.network.capture import LOCK
 from lipcert.network.normal_form import Network
 from lipcert.network.program import Program
 from lipcert.network.rules.registry import MODULE_RULES, find_module_rule
-from lipcert.norms.certified import NormOptions
+from lipcert.norms.norm_options import NormOptions
 from lipcert.progress import Progress, no_progress
 from lipcert.rounding import UNDERFLOW, denormals_kept, gamma
 from lipcert.version import VERSION
@@ -61,35 +61,6 @@ def bound(
     """
     made = bound_targets(model, input_shape, method, (target,), options=options, fit=fit, progress=progress)
     return next(iter(made.values()))
-
-
-def stored_bound(
-    model: nn.Module,
-    network: Network,
-    path: str | Path,
-    progress: Progress = no_progress,
-    method: str = "liplt",
-    fit: FitOptions | None = None,
-    earlier: Bound | None = None,
-) -> Bound:
-    """The bound that was saved at `path`, or else the earlier one, if it belongs to the model; otherwise a new one.
-
-    `network` is the trace of the model. The scales of the earlier one are where those of a new one begin, unless `fit`
-    says otherwise. What is found is saved at `path`.
-    """
-    wanted = (method, "pairwise", network.input_shape)
-    for known in (Bound.find(path), earlier):
-        if known is None or (known.method, known.target, known.facts.input_shape) != wanted:
-            continue
-        if known.belongs_to(network):
-            known.save(path)
-            return known
-    if fit is None and earlier is not None:
-        fit = FitOptions(start=earlier.scales)
-    shape, targets = network.input_shape, ("pairwise",)
-    new = bound_targets(model, shape, method, targets, fit=fit, network=network, progress=progress)
-    new["pairwise"].save(path)
-    return new["pairwise"]
 
 
 @torch.inference_mode(False)
@@ -133,9 +104,11 @@ def bound_network(
     check_finite(program)
     for target in targets:
         target.check(network)
+        if not target.whole_output:
+            check_rows_fit(network)
     whole = any(target.whole_output for target in targets)
-    task = Task(program, promised, whole, options or NormOptions(), fit or FitOptions(), progress)
     digest = fingerprint(replace(network, program=program))
+    task = Task(program, promised, whole, options or NormOptions(), fit or FitOptions(), progress, digest)
     bounds = {}
     for target in targets:
         bounds[target.name] = _bound(task, method, target, digest)

@@ -17,11 +17,14 @@ from lipcert.network.build import trace
 from lipcert.network.normal_form import Network
 from lipcert.network.program import constants_computed_once
 from lipcert.network.rewrites import liplt_lines, loop_transform, naive_lines
-from lipcert.network.sweep import Sweep
-from lipcert.norms.estimate import Vectors, estimate_norms, random_vectors
-from lipcert.norms.rotation import Rotation
+from lipcert.network.sweep import Pair, Sweep, joined_pairs
+from lipcert.norms.chunks import chunks
+from lipcert.norms.estimate import Vectors, random_vectors
+from lipcert.norms.far import FarPairs, passing_ratios
+from lipcert.resources import share_of_memory
 
 METHODS = ("naive", "liplt", "rescaled")
+_VECTORS = "vectors_"
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,10 @@ class Estimator(nn.Module):
         seed: of the first vectors.
         accelerated: locally optimal conjugate gradients instead of power iteration; fewer iterations are needed, but
             each costs up to half as much again.
+        span: estimate the norms of maps across at most so many nonlinearities, and those of others by products: an
+            estimate from above, with which the work grows with the depth of a network, not with its square.
+        memory: bytes that the rows of a differentiable estimate may take; 60 % of what is free by default. If they take
+            more, they travel in chunks, and what the derivative needs is computed again for it.
         per_neuron: "rescaled" scales every entry of a convolutional site on its own, not only every channel.
         network: the trace of this model in eval mode, if it is there already.
 
@@ -74,6 +81,8 @@ class Estimator(nn.Module):
         *,
         seed: int = 0,
         accelerated: bool = False,
+        span: int | None = None,
+        memory: int | None = None,
         per_neuron: bool = False,
         network: Network | None = None,
     ) -> None:
@@ -82,20 +91,26 @@ class Estimator(nn.Module):
         find_target(target)
         if power_iterations < 0:
             raise OptionError(f"power_iterations is {power_iterations}, expected 0 or more")
+        if span is not None and span < 1:
+            raise OptionError(f"span is {span}, expected 1 or more, or None for all maps")
         self.method, self.target, self.power_iterations = method, target, power_iterations
         self.accelerated = accelerated
         self._model = (model,)  # a tuple, so that its parameters do not become the estimator's
         self._modules_of_model = tuple(model.modules())
-        self._fixed = {"input_shape": input_shape, "seed": seed, "per_neuron": per_neuron}
-        self._build(network or trace(model, input_shape, training=True), seed, per_neuron)
+        self._fixed = {
+            "input_shape": input_shape, "seed": seed, "per_neuron": per_neuron, "span": span, "memory": memory
+        }  # fmt: skip
+        network = network or trace(model, input_shape, training=True)
+        self._build(network, per_neuron)
+        self._send(network, seed, span, memory)
 
     @classmethod
     def of_network(cls, network: Network, method: str, target: str, *, per_neuron: bool = False) -> Estimator:
         """An estimator of a captured network, whatever becomes of its model."""
         return cls(nn.Module(), network.input_shape, method, target, per_neuron=per_neuron, network=network)
 
-    def _build(self, network: Network, seed: int, per_neuron: bool) -> None:
-        """The network with 1-Lipschitz nonlinearities, and the vectors that travel through it."""
+    def _build(self, network: Network, per_neuron: bool) -> None:
+        """The network with 1-Lipschitz nonlinearities."""
         target = find_target(self.target)
         target.check(network)
         plain = loop_transform(network, naive_lines(network))
@@ -107,11 +122,25 @@ class Estimator(nn.Module):
             self.scales = Scales(self.network, per_neuron)
             self.network, plain = self.scales.rescaled(), self.scales.rescaled(plain)
         self._last_network = self.network if target.transforms_last else plain
-        self._sweep = Sweep(self.network, network.depth + target.whole_output)
-        self._rotation = Rotation(self._sweep)
-        for i, x in random_vectors(self._sweep, seed).items():
-            self.register_buffer(f"vectors_{i}", x)
-        if self._rotation.period > 1:
+
+    def _send(self, base: Network, seed: int, span: int | None, memory: int | None) -> None:
+        """The vectors that travel through the network, and in which chunks."""
+        last = base.depth + find_target(self.target).whole_output
+        near = None
+        self._far: FarPairs | None = None
+        if span is not None and self.method != "naive":
+            self._far = FarPairs(passing_ratios(base, liplt_lines(base)), last + 1, span)
+            near = {pair for pair in joined_pairs(self.network, last) if pair not in self._far}
+        sweep = Sweep(self.network, last, only=near)
+        self._chunks = chunks(sweep, memory or share_of_memory(base.device))
+        self._pairs: list[Pair] = []
+        self._period = 1
+        for chunk in self._chunks:
+            self._pairs += chunk.sweep.pairs
+            self._period = max(self._period, chunk.rotation.period)
+        for i, x in random_vectors(sweep, seed).items():
+            self.register_buffer(f"{_VECTORS}{i}", x)
+        if self._period > 1:
             self.register_buffer("turn", torch.zeros((), dtype=torch.long))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -151,7 +180,9 @@ class Estimator(nn.Module):
 
     def _estimate(self) -> Estimate:
         target, depth = find_target(self.target), self.network.depth
-        norms = norm_matrix(self._sweep.pairs, self._norms(), depth + 2)
+        norms = norm_matrix(self._pairs, self._norms(), depth + 2)
+        if self._far is not None:
+            norms = self._far.filled(norms)
         prefix = prefix_constants(norms[: depth + 1, : depth + 1])
         if target.whole_output:
             terms = norms[depth + 1, : depth + 1] * prefix
@@ -168,21 +199,25 @@ class Estimator(nn.Module):
         return Estimate(torch.stack(shares).sum(0), prefix[1:], contributions)
 
     def _norms(self) -> Tensor:
-        """‖B_ji‖ of all pairs of the sweep, after some iterations."""
-        if not self._sweep.pairs:
+        """‖B_ji‖ of all pairs, after some iterations."""
+        if not self._pairs:
             return torch.zeros(0, dtype=self.network.dtype, device=self.network.device)
-        vectors: Vectors = {i: self.get_buffer(f"vectors_{i}") for i in self._sweep.starts}
-        period, turn = self._rotation.period, 0
-        if period > 1:
-            turn = int(self.get_buffer("turn"))
-        vectors = self._rotation.iterate(vectors, self.power_iterations, turn, self.accelerated)
-        norms = estimate_norms(self._sweep, vectors)
-        if self.power_iterations > 0 and bool(torch.isfinite(norms).all()):
-            for i, x in vectors.items():
-                self.get_buffer(f"vectors_{i}").copy_(x)
-            if period > 1:
-                self.get_buffer("turn").fill_((turn + self.power_iterations) % period)
-        return norms
+        vectors: Vectors = {}
+        for name, buffer in self.named_buffers():
+            if name.startswith(_VECTORS):
+                vectors[int(name.removeprefix(_VECTORS))] = buffer
+        turn = int(self.get_buffer("turn")) if self._period > 1 else 0
+        moved, norms = [], []
+        for chunk in self._chunks:
+            moved.append(chunk.iterated(vectors, self.power_iterations, turn, self.accelerated))
+            norms.append(chunk.norms(moved[-1]))
+        values = torch.cat(norms)
+        if self.power_iterations > 0 and bool(torch.isfinite(values).all()):
+            for chunk, own in zip(self._chunks, moved, strict=True):
+                chunk.write(own, vectors)
+            if self._period > 1:
+                self.get_buffer("turn").fill_((turn + self.power_iterations) % self._period)
+        return values
 
     def _follow_model(self) -> None:
         """Move to the model's device and dtype if it has been moved since; refuse it if it has other layers now."""

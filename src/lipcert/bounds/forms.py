@@ -6,23 +6,26 @@ known, hands them on, and the forms take turns until nothing improves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from math import inf, sqrt
+from math import inf
 
 import torch
 from torch import Tensor
 
+from lipcert.bounds.output_rows import bound_rows
 from lipcert.bounds.recursion import bound_between, bound_prefix, norm_matrix, prefix_constants
 from lipcert.bounds.targets import Target
 from lipcert.network.normal_form import Network
 from lipcert.network.program import Live
 from lipcert.network.rewrites import liplt_lines, loop_transform, naive_lines, rescale
 from lipcert.norms.budget import Guide, passed_sites
-from lipcert.norms.certified import CertifiedNorms, NormOptions, bound_norms
+from lipcert.norms.certified import CertifiedNorms, bound_norms
+from lipcert.norms.kept import KeptNorms
+from lipcert.norms.norm_options import NormOptions
 from lipcert.norms.product_errors import ProductErrors
-from lipcert.norms.rows import flat_rows, per_row, row_norms
+from lipcert.norms.rows import per_row
 from lipcert.progress import Progress, Report
 from lipcert.rounding import gamma, round_up, up_product
 
@@ -46,6 +49,7 @@ class Form:
     norms: CertifiedNorms
     radii: Sequence[float]
     diagonals: Mapping[int, Tensor]
+    _output_norms: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
     def names(self) -> list[str]:
@@ -108,17 +112,22 @@ class Form:
         return up_product(norms, per_row(m, norms))
 
     def output_norms(self, target: Target) -> Tensor:
-        """(n+1, …): upper bounds on the norms of the functionals of B_{n+1,i}."""
+        """(n+1, …): upper bounds on the norms of the functionals of B_{n+1,i}; computed once for each target."""
+        if target.name not in self._output_norms:
+            self._output_norms[target.name] = self._bound_output_norms(target)
+        return self._output_norms[target.name]
+
+    def _bound_output_norms(self, target: Target) -> Tensor:
         last = self.network.depth + 1
         if target.whole_output:
             return self.matrix[last, :last]
         if target.transforms_last:
-            return _bound_rows(self.network, target, self.norms.errors)
+            return bound_rows(self.network, target, self.norms.errors)
         lines = {}
         for site, (_, radius) in naive_lines(self.base).items():
             lines[site] = 0.0, _positive(radius)
         plain = _rescaled(loop_transform(self.base, lines), self.diagonals)
-        return _bound_rows(plain, target, ProductErrors(plain)) * (1 + gamma(6))
+        return bound_rows(plain, target, ProductErrors(plain)) * (1 + gamma(6))
 
     def between(self) -> Tensor:
         """(n+1, n+1): entry [k, i] bounds the map from the output of nonlinearity i to the input of site k > i.
@@ -146,26 +155,6 @@ class Form:
         return (direct + onward) * (1 + gamma(4 * (last + 2)))
 
 
-def output_rows(network: Network, errors: ProductErrors) -> Iterator[tuple[int, Tensor, float]]:
-    """For the sites i that the output depends on, from the last one: i, the rows of B_{n+1,i}, and their errors."""
-    classes, last = network.classes, network.depth + 1
-    seed = torch.eye(classes, dtype=torch.float64, device=network.device)
-    errors = errors.copy()
-    for i, rows in network.pull_each(last, seed):
-        error = errors.error((last, i))
-        yield i, rows, error
-        frobenius = float(row_norms(rows).square().sum().sqrt())
-        errors.know((last, i), frobenius * (1 + 1e-9) + sqrt(classes) * error)
-
-
-def _bound_rows(network: Network, target: Target, errors: ProductErrors) -> Tensor:
-    """Norms of the functionals of B_{n+1,i} for all sites, with rounding allowances; 0 where no path leads."""
-    norms = torch.zeros(network.depth + 1, *target.shape(network.classes), dtype=torch.float64)
-    for i, rows, error in output_rows(network, errors):
-        norms[i] = target.bound_row_norms(flat_rows(rows), error).cpu()
-    return norms
-
-
 @torch.no_grad()
 def make_form(
     method: str,
@@ -175,10 +164,12 @@ def make_form(
     progress: Progress,
     scales: Mapping[str, Tensor] | None = None,
     rough: Network | None = None,
+    kept: KeptNorms | None = None,
 ) -> Form:
     """A float64 network, loop-transformed unless the method is "naive", with norms up to site `last`.
 
-    `scales` are diagonals by the names of their sites; `rough` is the network in the model's own precision.
+    `scales` are diagonals by the names of their sites; `rough` is the network in the model's own precision;
+    norms that are done are added to `kept`, and not computed again.
     """
     lines = naive_lines(base) if method == "naive" else liplt_lines(base, up=True)
     diagonals: dict[int, Tensor] = {}
@@ -196,7 +187,7 @@ def make_form(
     for site in passed_sites(base):
         passing[site] = round_up(_largest(lines[site][0]) / radii[site])
     guide = Guide(_rescaled(loop_transform(rough or base, lines), diagonals), passing)
-    norms = bound_norms(network, last, options, progress, guide)
+    norms = bound_norms(network, last, options, progress, guide, kept)
     return Form(method, network, base, norms, radii, diagonals)
 
 

@@ -20,14 +20,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lipcert.bounds.forms import Form, output_rows
+from lipcert.bounds.forms import Form
 from lipcert.bounds.multipliers import MULTIPLIERS, propose_diagonals
+from lipcert.bounds.output_rows import output_rows
 from lipcert.bounds.recursion import recursion
 from lipcert.bounds.targets import Target
 from lipcert.errors import TooLargeError, check_choice
 from lipcert.network.sweep import Pair
-from lipcert.norms.certified import NormOptions
 from lipcert.norms.gram import all_matrices, bound_matrix_norm
+from lipcert.norms.norm_options import NormOptions
 from lipcert.progress import Progress, Report, no_progress
 from lipcert.rounding import UNDERFLOW, gamma, round_up, up_product, up_sum
 

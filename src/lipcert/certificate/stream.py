@@ -17,11 +17,14 @@ from torch import Tensor
 from lipcert.certificate.certificates import Certificates, concatenate
 from lipcert.errors import ResumeError
 from lipcert.files import replace_file
+from lipcert.processes import gathered, of_first, process_count, process_rank
 from lipcert.progress import Progress, no_progress
 
 HEADER = ("idx", "label", "prediction", "margin", "radius")
 Batch = Callable[[int, int], tuple[Tensor, Tensor]]
 """Inputs and labels from one index up to another."""
+Inspect = Callable[[int, Tensor, Certificates], None]
+"""Called with the first index of a batch, its inputs and its certificates."""
 
 
 class BatchCertifier(Protocol):
@@ -44,38 +47,57 @@ def certify_to_csv(
     *,
     origin: str,
     batch_size: int = 256,
-    inspect: Callable[[int, Tensor, Certificates], None] = lambda first, x, certificates: None,
+    inspect: Inspect = lambda first, x, certificates: None,
     progress: Progress = no_progress,
 ) -> Certificates:
     """Certify inputs 0..count−1, one flushed CSV row each; rows that are there already are kept, not computed again.
 
     `origin` says what the rows depend on besides the weights (the data set and its checksum, the method of the bound).
     It is written beside the file with a checksum of the rows, after every batch. A file of another origin is refused,
-    and so is one whose rows were changed. `inspect` sees every new batch before its rows are written.
+    and so is one whose rows were changed. `inspect` sees every new batch before its rows are written. Processes that
+    share work divide the batches; the first one writes, and all return all certificates.
     """
     path = Path(path)
     fingerprint = certifier.fingerprint
-    covered = _begin(path, fingerprint, origin)
+    covered = of_first(_begin(path, fingerprint, origin) if process_rank() == 0 else b"")
     rows = _parse(covered, path)
     digest = hashlib.sha256(covered)
     if len(rows) > count:
         raise ResumeError(f"{path} holds {len(rows)} certificates, more than {count}; choose another folder")
     batches = [_from_rows(rows, certifier.guarantee)]
-    with path.open("ab") as file:
-        for first in range(len(rows), count, batch_size):
-            last = min(count, first + batch_size)
-            x, label = batch(first, last)
-            certificates = certifier.certify(x, first, label)
-            inspect(first, x, certificates)
+    for start in range(len(rows), count, batch_size * process_count()):
+        first = min(count, start + process_rank() * batch_size)
+        piece = _certified(certifier, batch, first, min(count, first + batch_size), inspect)
+        for first, label, certificates in filter(None, gathered(piece)):
             written = _to_rows(first, label, certificates)
-            file.write(written)
-            file.flush()
-            os.fsync(file.fileno())
             digest.update(written)
-            _write_origin(path, fingerprint, origin, last, digest.hexdigest())
+            last = first + len(certificates)
+            if process_rank() == 0:
+                _append(path, written)
+                _write_origin(path, fingerprint, origin, last, digest.hexdigest())
             batches.append(certificates)
             progress("certifying", last / count)
     return concatenate(batches)
+
+
+def _certified(
+    certifier: BatchCertifier, batch: Batch, first: int, last: int, inspect: Inspect
+) -> tuple[int, Tensor, Certificates] | None:
+    """The first index, the labels and the certificates of a batch; None if it is empty."""
+    if first == last:
+        return None
+    x, label = batch(first, last)
+    certificates = certifier.certify(x, first, label)
+    inspect(first, x, certificates)
+    return first, label, certificates
+
+
+def _append(path: Path, written: bytes) -> None:
+    """Add to a file, and wait until it is on the disk."""
+    with path.open("ab") as file:
+        file.write(written)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def read_certificates(path: str | Path, guarantee: str = "") -> Certificates:

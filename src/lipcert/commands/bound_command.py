@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Annotated
 
 import typer
@@ -19,6 +19,7 @@ from lipcert.commands.options import (
     print_table,
 )
 from lipcert.commands.progress_bar import progress_bar
+from lipcert.processes import is_first_process, sharing_work
 
 ALL = "all"
 """The method that stands for all of them, with the sampled slopes as the floor."""
@@ -33,25 +34,39 @@ def bound(
     target: Annotated[list[str] | None, typer.Option(help="network, per-class, last-layer, pairwise.")] = None,
     estimate: Annotated[bool, typer.Option("--estimate", help="Power iteration: fast, not guaranteed.")] = False,
     iterations: Annotated[int, typer.Option(help="Power iterations of an estimate.", min=1)] = 100,
+    max_memory: Annotated[
+        float | None, typer.Option(help="GiB that matrices may take; default: 60 % of what is free, at most 2.", min=0)
+    ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Lipschitz constants by method and target, side by side, with times and guarantees.
 
-    Without --method: naive and liplt. --method all: every method, above the steepest slopes found.
+    Without --method: naive and liplt. --method all: every method, above the steepest slopes found. An interrupted
+    command continues when it is given again; under torchrun, processes divide the norms.
     """
     from lipcert.bounds.targets import TARGETS, default_target
     from lipcert.commands.bound_tables import comparison, overview
     from lipcert.commands.bound_task import BoundTask
+    from lipcert.commands.kept_bounds import KeptBounds
+    from lipcert.norms.norm_options import NormOptions
 
     loaded = named_model(model, weights, input_shape)
     everything = ALL in (method or ())
     targets = target or (["network", "pairwise"] if everything else list(TARGETS))
     if not target and default_target(loaded.network) == "network":
         targets = ["network"]  # the output is no vector of logits
-    with progress_bar(hidden=quiet or as_json) as progress:
-        task = BoundTask(loaded, targets, iterations if estimate else None, progress)
+    kept = KeptBounds(loaded.network)
+    options = NormOptions(keep=kept.folder)
+    if max_memory is not None:
+        options = replace(options, memory=int(max_memory * 2**30))
+    hidden = quiet or as_json or not is_first_process()
+    with progress_bar(hidden) as progress, sharing_work():
+        task = BoundTask(loaded, targets, iterations if estimate else None, options, kept, progress)
         rows = task.everything() if everything else task.some(method or QUICK)
+    kept.forget()
+    if not is_first_process():
+        return
     if as_json:
         print_json([asdict(row) for row in rows])
     elif everything:

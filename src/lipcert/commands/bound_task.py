@@ -9,14 +9,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lipcert.bounds.bound import Bound
 from lipcert.bounds.compute import bound_targets, promised_constants
 from lipcert.bounds.estimator import METHODS as ESTIMATES
 from lipcert.bounds.estimator import Estimator
 from lipcert.bounds.fit import FitOptions, fit_scales
 from lipcert.bounds.methods import METHODS
 from lipcert.bounds.sampled import estimate_sampled
+from lipcert.commands.kept_bounds import KeptBounds
 from lipcert.errors import OptionError, TooLargeError
 from lipcert.models import LoadedModel
+from lipcert.norms.norm_options import NormOptions
 from lipcert.progress import Progress
 
 FLOOR = "sampled"
@@ -41,6 +44,8 @@ class BoundTask:
     loaded: LoadedModel
     targets: Sequence[str]
     iterations: int | None
+    options: NormOptions
+    kept: KeptBounds
     progress: Progress
 
     def some(self, methods: Sequence[str]) -> list[Constant]:
@@ -58,12 +63,18 @@ class BoundTask:
         return rows + self.promised() + self.floor()
 
     def bounds(self, method: str, targets: Sequence[str]) -> list[Constant]:
-        loaded = self.loaded
-        fit = FitOptions(start=loaded.scales)
-        bounds = bound_targets(
-            loaded.model, loaded.input_shape, method, targets, fit=fit, network=loaded.network, progress=self.progress
-        )
+        bounds = self.kept.find(method, targets)
+        if len(bounds) < len(targets):
+            bounds = self.computed(method, targets)
+            self.kept.add(method, bounds)
         return [Constant(method, name, b.mean, b.seconds, b.guarantee) for name, b in bounds.items()]
+
+    def computed(self, method: str, targets: Sequence[str]) -> dict[str, Bound]:
+        loaded, fit = self.loaded, FitOptions(start=self.loaded.scales)
+        return bound_targets(
+            loaded.model, loaded.input_shape, method, targets, options=self.options, fit=fit, network=loaded.network,
+            progress=self.progress,
+        )  # fmt: skip
 
     def bounds_or_reasons(self, method: str, targets: Sequence[str]) -> list[Constant]:
         try:

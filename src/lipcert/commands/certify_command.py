@@ -29,6 +29,7 @@ from lipcert.commands.options import (
 from lipcert.commands.progress_bar import progress_bar
 from lipcert.errors import OptionError
 from lipcert.layout import CONFIG, ENVIRONMENT
+from lipcert.processes import is_first_process
 
 if TYPE_CHECKING:
     from lipcert.display import TextTable
@@ -63,9 +64,11 @@ def certify(
     """Clean, attacked and certified accuracy; radii of every test input as CSV. Continues where it stopped."""
     from lipcert.files import write_json
     from lipcert.local.certify_local import checked_norm
+    from lipcert.progress import no_progress
     from lipcert.report import write_report
     from lipcert.runs import Task, finish_folder
     from lipcert.runs.environment import environment
+    from lipcert.runs.finishing import certify_test
     from lipcert.runs.pretrained import shipped_summary
 
     if norm != "2" and not local:
@@ -88,7 +91,10 @@ def certify(
     loaded, dataset, count = named_data(loaded, data, data_dir, limit)
     if method is None:
         method = loaded.earlier.method if loaded.earlier is not None else "liplt"
-    task = Task(dataset, epsilons, count, count if attack else 0, method, local_norm=local_norm)
+    task = Task(dataset, epsilons, count, count if attack else 0, method, local_norm=local_norm, shared=True)
+    if not is_first_process():
+        certify_test(loaded, task, out, no_progress)
+        return
     with progress_bar(hidden=quiet or as_json) as progress:
         summary = finish_folder(loaded, task, out, progress)
     write_json(out / ENVIRONMENT, environment(dataset, data_dir, None))

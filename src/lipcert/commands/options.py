@@ -6,7 +6,6 @@ Here and in the commands, what needs torch is imported when a command runs: --he
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -117,8 +116,3 @@ def print_path(what: str, path: Path) -> None:
 def print_json(values: Any) -> None:
     """Values for other programs."""
     print(json.dumps(values, indent=2))
-
-
-def is_first_process() -> bool:
-    """Whether this process is the one that shows and writes."""
-    return os.environ.get("RANK", "0") == "0"

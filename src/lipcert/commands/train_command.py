@@ -13,13 +13,13 @@ from lipcert.commands.options import (
     AsJson,
     DataDir,
     Quiet,
-    is_first_process,
     print_json,
     print_path,
 )
 from lipcert.commands.progress_bar import progress_bar
 from lipcert.commands.terminal import console
 from lipcert.errors import OptionError
+from lipcert.processes import is_first_process
 
 if TYPE_CHECKING:
     from lipcert.runs import Run

@@ -73,6 +73,8 @@ class Sweep:
         self._ends_at: list[list[tuple[int, _Rows]]] = [[] for _ in nodes]
         forward: list[list[_Rows]] = [[] for _ in nodes]
         adjoint: list[list[_Rows]] = [[] for _ in nodes]
+        self._read_last: list[list[int]] = [[] for _ in nodes]  # values that nobody behind a node reads
+        read: set[int] = set()
         for j, pairs in self.ends.items():
             rows = self._rows(sites[j].source, pairs)
             self._ends_at[sites[j].source].append((j, rows))
@@ -85,6 +87,9 @@ class Sweep:
                     self._links[v].append(_Link(edge.source, edge.op, take, put))
                     forward[v].append(put)
                     adjoint[edge.source].append(take)
+                    if edge.source not in read:  # nodes come from the last one: this is its last reader
+                        read.add(edge.source)
+                        self._read_last[v].append(edge.source)
         self._start_rows = {}
         for i, pairs in self.starts.items():
             self._start_rows[i] = self._rows(sites[i].output, pairs)
@@ -121,6 +126,8 @@ class Sweep:
             values[v] = self._place_forward[v].assemble(parts)
             for j, rows in self._ends_at[v]:
                 ends[j] = rows.select(values[v])
+            for source in self._read_last[v]:
+                del values[source]
         return ends
 
     def adjoint(self, ends: dict[int, Tensor]) -> dict[int, Tensor]:

@@ -3,57 +3,29 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from math import inf, sqrt
+from typing import TypeVar
 
 import torch
 
-from lipcert.errors import NonFiniteError, OptionError
+from lipcert.errors import NonFiniteError
 from lipcert.network.normal_form import Network
 from lipcert.network.sweep import Pair, joined_pairs
 from lipcert.norms import gram, lanczos
-from lipcert.norms.budget import Guide, inflations, path_costs, weigh, with_products
+from lipcert.norms.budget import Guide, with_products
+from lipcert.norms.kept import KeptNorms, Record
+from lipcert.norms.norm_options import NormOptions
+from lipcert.norms.plan import Plan, forecast, make_plan
 from lipcert.norms.product_errors import ProductErrors
-from lipcert.norms.randomised import Ritz, bound_by_lanczos, steps_within
-from lipcert.progress import Progress, no_progress
-from lipcert.resources import usable_memory
+from lipcert.norms.randomised import Ritz, bound_by_lanczos
+from lipcert.processes import gathered, of_first, own_share, process_count
+from lipcert.progress import Progress, Work, no_progress, no_report
 from lipcert.rounding import UNDERFLOW, round_up
 
-_SPENT = 0.8
-"""The part of the inflation that is planned for: norms are estimated from below."""
-_LEFT_TO_PRODUCTS = 0.1
-"""The part of the inflation that norms without a bound of their own may weigh, all together."""
-_NEGLIGIBLE = 1e-10
-"""The same where every norm is proved."""
-_USUAL_STEPS = 50
-
-
-@dataclass(frozen=True)
-class NormOptions:
-    """How norms are bounded.
-
-    dense_limit: the largest side for which the Gram matrix is formed and the bound is proved.
-    inflation: by how much randomised bounds on norms may enlarge the constants.
-    failure_probability: of all randomised bounds together.
-    memory: bytes that matrices and Lanczos bases may take at a time; 60 % of what is free, at most 2 GiB, by default.
-    seed: of the random starts; by default they come from the operating system's entropy, after the weights are fixed.
-    """
-
-    dense_limit: int = 4096
-    inflation: float = 0.01
-    failure_probability: float = 1e-9
-    memory: int = field(default_factory=usable_memory)
-    seed: int | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 < self.inflation < 1:
-            raise OptionError(f"inflation is {self.inflation}, expected a number between 0 and 1, such as 0.005")
-        if not 0 < self.failure_probability < 1:
-            raise OptionError(f"failure_probability is {self.failure_probability}, expected a number between 0 and 1")
-        if self.dense_limit < 0 or self.memory <= 0:
-            raise OptionError("dense_limit and memory must not be negative")
+E = TypeVar("E")
 
 
 @dataclass
@@ -73,11 +45,18 @@ class CertifiedNorms:
 
 
 @dataclass(frozen=True)
-class _Proof:
+class Proof:
     """A proved bound on the norm of the computed matrix, which has this many rows."""
 
     norm: float
     rows: int
+
+    @classmethod
+    def of_record(cls, pair: Pair, record: Record) -> Proof | None:
+        """What was kept, if it is a proof."""
+        if "rows" not in record:
+            return None
+        return cls(record["norm"], int(record["rows"]))
 
     def upper(self, error: float) -> float:
         """A bound on the norm of the exact matrix, if products have this error."""
@@ -91,16 +70,21 @@ def bound_norms(
     options: NormOptions | None = None,
     progress: Progress = no_progress,
     guide: Guide | None = None,
+    kept: KeptNorms | None = None,
 ) -> CertifiedNorms:
     """Bound ‖B_ji‖ for all i < j ≤ last of a float64 network.
 
-    With a guide, precision is spent where the constants need it; without one, every norm is inflated alike.
+    With a guide, precision is spent where the constants need it; without one, every norm is inflated alike. Processes
+    that share work divide the norms, and have all bounds in the end. What is kept already is not computed again.
     """
     options = options or NormOptions()
     pairs = joined_pairs(network, last)
-    plan = _plan(network, pairs, last, options, guide)
-    proofs = _prove(network, plan.proved, options, progress)
-    ritz = _iterate(network, plan.iterated, options, progress)
+    plan = of_first(make_plan(network, pairs, last, options, guide))
+    expected = forecast(network, plan, options, process_count())
+    work = Work(f"norms ({expected})" if expected else "norms", plan.total / process_count(), progress)
+    proofs = _prove(network, plan, options, work, kept)
+    ritz = _iterate(network, plan, options, work, kept)
+    work.part(0.0)(1.0)
     errors = ProductErrors(network)
     bounds, lower = {}, {}
     for j, i in sorted([*proofs, *ritz], key=lambda pair: pair[0] - pair[1]):  # errors of long pairs rest on short ones
@@ -119,34 +103,6 @@ def bound_norms(
     return CertifiedNorms(bounds, lower, errors, probability, set(ritz))
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """Which norms are proved, and which are bounded by Lanczos, with the inflation of each."""
-
-    proved: list[Pair]
-    iterated: dict[Pair, float]
-
-
-def _plan(network: Network, pairs: Sequence[Pair], last: int, options: NormOptions, guide: Guide | None) -> _Plan:
-    """Proofs for all norms if all are small enough; otherwise what costs less, as precise as the constants need."""
-    provable = set(gram.provable(network, pairs, options.dense_limit, options.memory))
-    if guide is None:
-        return _Plan(list(provable), {pair: options.inflation for pair in pairs if pair not in provable})
-    everything = len(provable) == len(pairs)
-    tolerance = _NEGLIGIBLE if everything else _LEFT_TO_PRODUCTS * options.inflation
-    weights = weigh(guide, pairs, last, tolerance, options.memory)
-    if everything:
-        return _Plan(list(weights), {})
-    costs = path_costs(network, list(weights))
-    proved, iterated = [], {}
-    for pair in weights:
-        if pair in provable and gram.proof_cost(network, pair, costs[pair]) <= lanczos.cost(_USUAL_STEPS, costs[pair]):
-            proved.append(pair)
-        else:
-            iterated[pair] = costs[pair]
-    return _Plan(proved, inflations(weights, iterated, _SPENT * options.inflation))
-
-
 def _products(bounds: Mapping[Pair, float], pairs: Sequence[Pair], guide: Guide, last: int) -> dict[Pair, float]:
     """Bounds on norms that are left, as products of others."""
     norms = torch.zeros(last + 1, last + 1, dtype=torch.float64)
@@ -158,39 +114,71 @@ def _products(bounds: Mapping[Pair, float], pairs: Sequence[Pair], guide: Guide,
     return {pair: float(closed[pair]) for pair in pairs}
 
 
-def _prove(network: Network, pairs: Sequence[Pair], options: NormOptions, progress: Progress) -> dict[Pair, _Proof]:
+def _prove(network: Network, plan: Plan, options: NormOptions, work: Work, kept: KeptNorms | None) -> dict[Pair, Proof]:
     """Proved bounds on the computed matrices of small maps."""
-    proofs: dict[Pair, _Proof] = {}
-    plan = gram.gram_plan(network, pairs)
-    for count, (side, members) in enumerate(plan.items()):
-        sizes = {}
-        for j, i in members:
-            sizes[j, i] = 8 * network.in_size(j) * network.out_size(i)
+    proofs = _found(plan.proved, kept, Proof.of_record)
+    left = [pair for pair in plan.proved if pair not in proofs]
+    sides = gram.gram_plan(network, left)
+    shares = {side: sum(plan.work[pair] for pair in members) for side, members in sides.items()}
+    for side in own_share(shares):
+        sizes = {pair: gram.memory_of(network, pair) for pair in sides[side]}
         for chunk in _chunks(sizes, options.memory):
-            report = partial(progress, f"proving norms {count + 1}/{len(plan)}")
-            matrices = gram.dense_rows(network, side, chunk, report)
-            for pair in chunk:
+            report = work.part(sum(plan.work[pair] for pair in chunk))
+            matrices = gram.dense_rows(network, side, chunk, no_report, options.memory // 4)
+            made = {}
+            for done, pair in enumerate(chunk, start=1):
                 rows = matrices.pop(pair)
-                proofs[pair] = _Proof(gram.bound_spectral_norm(rows), rows.shape[0])
-    return proofs
+                made[pair] = Proof(gram.bound_spectral_norm(rows), rows.shape[0])
+                report(done / len(chunk))
+            _keep(made, kept)
+            proofs |= made
+    return _together(proofs)
 
 
 def _iterate(
-    network: Network, inflation: Mapping[Pair, float], options: NormOptions, progress: Progress
+    network: Network, plan: Plan, options: NormOptions, work: Work, kept: KeptNorms | None
 ) -> dict[Pair, Ritz]:
-    """Lanczos, with the given inflation of each norm; each has the same part of the failure probability."""
-    seed = secrets.randbits(62) if options.seed is None else options.seed
-    probability = options.failure_probability / max(len(inflation), 1)
-    steps = {pair: steps_within(network, pair, inflation[pair], probability) for pair in inflation}
+    """Lanczos, so many steps for each norm; each has the same part of the failure probability."""
+    seed = of_first(secrets.randbits(62) if options.seed is None else options.seed)
+    accepts = partial(Ritz.of_record, steps=plan.steps, probability=plan.probability)
+    ritz = _found(list(plan.steps), kept, accepts)
+    left = {pair: plan.work[pair] for pair in plan.steps if pair not in ritz}
     sizes = {}
-    for pair in sorted(steps, key=lambda pair: steps[pair]):  # those that end together travel together
-        sizes[pair] = lanczos.memory(network, pair, steps[pair])
-    ritz: dict[Pair, Ritz] = {}
-    chunks = _chunks(sizes, options.memory)
-    for count, chunk in enumerate(chunks):
-        report = partial(progress, f"Lanczos {count + 1}/{len(chunks)}")
-        ritz |= bound_by_lanczos(network, {pair: steps[pair] for pair in chunk}, probability, seed, report)
-    return ritz
+    for pair in sorted(own_share(left), key=plan.steps.__getitem__):  # those that end together travel together
+        sizes[pair] = lanczos.memory(network, pair, plan.steps[pair])
+    for chunk in _chunks(sizes, options.memory):
+        report = work.part(sum(plan.work[pair] for pair in chunk))
+        steps = {pair: plan.steps[pair] for pair in chunk}
+        made = bound_by_lanczos(network, steps, plan.probability, seed, report)
+        _keep(made, kept)
+        ritz |= made
+    return _together(ritz)
+
+
+def _found(pairs: Sequence[Pair], kept: KeptNorms | None, read: Callable[[Pair, Record], E | None]) -> dict[Pair, E]:
+    """What is kept of some pairs already, and will do; the same for all processes."""
+    found: dict[Pair, E] = {}
+    if kept is None:
+        return found
+    for pair in pairs:
+        record = kept.find(pair)
+        evidence = read(pair, record) if record is not None else None
+        if evidence is not None:
+            found[pair] = evidence
+    return _together(found)
+
+
+def _keep(made: Mapping[Pair, Proof | Ritz], kept: KeptNorms | None) -> None:
+    if kept is not None:
+        kept.add({pair: asdict(evidence) for pair, evidence in made.items()})
+
+
+def _together(own: dict[Pair, E]) -> dict[Pair, E]:
+    """What all processes have found."""
+    everything: dict[Pair, E] = {}
+    for some in gathered(own):
+        everything |= some
+    return everything
 
 
 def _chunks(sizes: Mapping[Pair, int], memory: int) -> list[list[Pair]]:

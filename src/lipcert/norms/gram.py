@@ -75,10 +75,15 @@ def provable(network: Network, pairs: Sequence[Pair], limit: int, memory: int) -
     """Pairs whose smaller side is within the limit and whose matrix fits into the memory."""
     small = []
     for j, i in pairs:
-        rows, columns = network.in_size(j), network.out_size(i)
-        if min(rows, columns) <= limit and 8 * rows * columns <= memory:
+        if min(network.in_size(j), network.out_size(i)) <= limit and memory_of(network, (j, i)) <= memory:
             small.append((j, i))
     return small
+
+
+def memory_of(network: Network, pair: Pair) -> int:
+    """Bytes for the matrix of a pair."""
+    j, i = pair
+    return 8 * network.in_size(j) * network.out_size(i)
 
 
 def proof_cost(network: Network, pair: Pair, path: float) -> float:
@@ -97,10 +102,12 @@ def gram_plan(network: Network, pairs: Sequence[Pair]) -> dict[Side, list[Pair]]
     return plan
 
 
-def dense_rows(network: Network, side: Side, pairs: Sequence[Pair], progress: Report) -> dict[Pair, np.ndarray]:
+def dense_rows(
+    network: Network, side: Side, pairs: Sequence[Pair], progress: Report, memory: int = _BATCH_BYTES
+) -> dict[Pair, np.ndarray]:
     """The matrices of the given pairs, all of one side: B_ji for ("pull", j), B_jiᵀ for ("push", i).
 
-    Rows of the identity travel through the network in batches.
+    Rows of the identity travel through the network in batches whose values take at most so much memory.
     """
     direction, site = side
     pulls = direction == "pull"
@@ -111,7 +118,7 @@ def dense_rows(network: Network, side: Side, pairs: Sequence[Pair], progress: Re
     for j, i in pairs:
         matrices[j, i] = np.zeros((n, network.out_size(i) if pulls else network.in_size(j)))
     widest = max(prod(node.shape) for node in network.nodes)
-    batch = max(1, min(n, _BATCH_BYTES // (8 * widest)))
+    batch = max(1, min(n, min(memory, _BATCH_BYTES) // (8 * widest)))
     for first in range(0, n, batch):
         last = min(n, first + batch)
         identity = torch.zeros(last - first, n, dtype=torch.float64, device=network.device)

@@ -25,9 +25,9 @@ _ROWS = 6
 """Rows of every pair that are in memory at a time, beside its basis."""
 
 
-def cost(steps: int, path: float) -> float:
-    """Multiplications of this many steps."""
-    return 2 * steps * path
+def cost(steps: int, path: float, n: int) -> float:
+    """Multiplications of this many steps with a matrix of order n: two products each, and the orthogonalisation."""
+    return 2 * steps * path + steps**2 * n
 
 
 def memory(network: Network, pair: Pair, steps: int) -> int:

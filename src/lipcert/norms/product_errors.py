@@ -62,22 +62,31 @@ class ProductErrors:
         self.known: dict[Pair, float] = {}
         like = torch.zeros((), dtype=network.dtype, device=network.device)
         self._edges: list[list[tuple[int, float]]] = []  # of every node: the sources and ‖|A|‖ of its edges
-        readers: Counter[int] = Counter()
+        self._readers: Counter[int] = Counter()
         for node in network.nodes:
             edges = []
             for edge in node.edges:
                 edges.append((edge.source, magnitude_norm(edge.op, like)))
-                readers[edge.source] += 1
+                self._readers[edge.source] += 1
             self._edges.append(edges)
-        self._fan_out = max(readers.values(), default=0)  # additions at a node of an adjoint product
+        self._fan_out = max(self._readers.values(), default=0)  # additions at a node of an adjoint product
         self._roundoff = [self._node_roundoff(node) for node in network.nodes]
-        self._leaving, self._arriving = _scaled_outputs(network, readers), _scaled_inputs(network)
+        self._leaving, self._arriving = _scaled_outputs(network, self._readers), _scaled_inputs(network)
 
     def copy(self) -> ProductErrors:
         """The same, to be told of other pairs."""
         copied = copy(self)
         copied.known = dict(self.known)
         return copied
+
+    def ending_at(self, network: Network) -> ProductErrors:
+        """The same for a network with the same nodes whose output is another one of them."""
+        other = self.copy()
+        other.network = network
+        last = network.depth + 1
+        other.known = {pair: norm for pair, norm in self.known.items() if pair[0] != last}
+        other._leaving, other._arriving = _scaled_outputs(network, self._readers), _scaled_inputs(network)
+        return other
 
     def know(self, pair: Pair, norm: float) -> None:
         """Remember a guaranteed bound on ‖B_ji‖."""

@@ -14,6 +14,7 @@ from math import ceil, exp, inf, log, sqrt
 
 from lipcert.network.normal_form import Network
 from lipcert.network.sweep import Pair
+from lipcert.norms.kept import Record
 from lipcert.norms.lanczos import order, run_lanczos
 from lipcert.progress import Report
 from lipcert.rounding import UNDERFLOW, round_up
@@ -47,6 +48,15 @@ class Ritz:
     value: float
     bound: float
     steps: int
+    probability: float
+    """With which the bound may fail."""
+
+    @classmethod
+    def of_record(cls, pair: Pair, record: Record, steps: Mapping[Pair, int], probability: float) -> Ritz | None:
+        """What was kept, if it is as precise and as certain as wanted."""
+        if "steps" not in record or record["steps"] < steps[pair] or record["probability"] > probability:
+            return None
+        return cls(record["value"], record["bound"], int(record["steps"]), record["probability"])
 
     def upper(self, error: float) -> float:
         """A bound on the norm of the exact matrix, if products have this error.
@@ -83,5 +93,5 @@ def bound_by_lanczos(
     for pair, process in run_lanczos(network, steps, seed, progress).items():
         theta, epsilon = process.ritz(), gap_left(order(network, pair), steps[pair], probability)
         bound = sqrt(theta / (1 - epsilon)) if epsilon < 1 else inf
-        results[pair] = Ritz(sqrt(theta), bound, steps[pair])
+        results[pair] = Ritz(sqrt(theta), bound, steps[pair], probability)
     return results

@@ -8,14 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lipcert.bounds.bound import Bound
-from lipcert.bounds.compute import stored_bound
 from lipcert.bounds.fingerprint import fingerprint
 from lipcert.bounds.fit import FitOptions
+from lipcert.bounds.stored import stored_bound
 from lipcert.certificate import Certificates, Certifier
 from lipcert.certificate.stream import certify_to_csv, check_continues
 from lipcert.data import Dataset
 from lipcert.layout import BOUND, CERTIFICATES
 from lipcert.models import LoadedModel
+from lipcert.processes import sharing_work
 from lipcert.progress import Progress
 from lipcert.runs.evidence import attack_inputs, write_constants, write_gallery
 from lipcert.runs.locally import certify_locally, larger_radii, norm_name
@@ -36,6 +37,8 @@ class Task:
     fit: FitOptions | None = None
     local_norm: float | None = None
     """In which norm bounds over balls are wanted, too; None for none."""
+    shared: bool = False
+    """Whether the processes of `torchrun` divide the norms and the inputs."""
 
 
 def finish_folder(loaded: LoadedModel, task: Task, folder: Path, progress: Progress) -> Summary:
@@ -108,6 +111,11 @@ def certify_test(loaded: LoadedModel, task: Task, folder: Path, progress: Progre
 
     What is there already of both is used again. A folder with certificates of something else is refused unchanged.
     """
+    with sharing_work(task.shared):
+        return _certify_test(loaded, task, folder, progress)
+
+
+def _certify_test(loaded: LoadedModel, task: Task, folder: Path, progress: Progress) -> tuple[Bound, Certificates]:
     path, test = folder / CERTIFICATES, task.dataset.test
     origin = f"{task.dataset.name} {task.dataset.checksum} {loaded.execution} {task.method}"
     check_continues(path, fingerprint(loaded.network), origin)

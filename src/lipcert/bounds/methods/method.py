@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from hashlib import sha256
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -16,11 +18,15 @@ from lipcert.bounds.forms import Form, make_form
 from lipcert.bounds.refine import refine
 from lipcert.bounds.register import Register
 from lipcert.bounds.targets import Target
+from lipcert.files import tensors_digest
 from lipcert.network.build import normal_form
 from lipcert.network.normal_form import Network
 from lipcert.network.program import Program
-from lipcert.norms.certified import NormOptions
+from lipcert.norms.kept import KeptNorms
+from lipcert.norms.norm_options import NormOptions
+from lipcert.processes import of_first
 from lipcert.progress import Progress
+from lipcert.version import VERSION
 
 T = TypeVar("T")
 _MOST_FORMS = 6
@@ -32,6 +38,7 @@ class Task:
     """A program to be bounded, for some targets: what methods have in common is computed once.
 
     promised: the same model with layers that are Lipschitz by construction as single sites, if it has any.
+    digest: the fingerprint of the program, under which finished norms are kept.
     """
 
     program: Program
@@ -40,6 +47,7 @@ class Task:
     options: NormOptions
     fit: FitOptions
     progress: Progress
+    digest: str = ""
     _kept: dict[Any, Any] = field(default_factory=dict)
 
     def keep(self, key: Any, make: Callable[[], T]) -> T:
@@ -80,7 +88,7 @@ class Task:
 
     def scales(self, target: Target) -> dict[str, Tensor]:
         """Diagonals by the names of their sites, fitted to the weights."""
-        return self.keep(("scales", target.name), lambda: self._fit(target))
+        return self.keep(("scales", target.name), lambda: of_first(self._fit(target)))
 
     @torch.enable_grad()
     def _fit(self, target: Target) -> dict[str, Tensor]:
@@ -91,7 +99,18 @@ class Task:
         network, rough = self._networks(program)
         last = network.depth + self.whole_output
         options = replace(self.options, failure_probability=self.options.failure_probability / _MOST_FORMS)
-        return make_form(method, network, last, options, self.progress, scales, rough)
+        name = method if program is self.program else f"promised {method}"
+        kept = self._kept_norms(name, last, scales or {})
+        return make_form(method, network, last, options, self.progress, scales, rough, kept)
+
+    def _kept_norms(self, name: str, last: int, scales: Mapping[str, Tensor]) -> KeptNorms | None:
+        """Where finished norms of a form are kept: a folder for everything that they depend on."""
+        options = self.options
+        if options.keep is None:
+            return None
+        numbers = [options.dense_limit, options.inflation, options.failure_probability, options.seed]
+        key = json.dumps([self.digest, name, last, tensors_digest(scales), numbers, VERSION, torch.__version__])
+        return KeptNorms(options.keep / sha256(key.encode()).hexdigest()[:32])
 
     def _networks(self, program: Program) -> tuple[Network, Network]:
         """The network in float64, and in the program's own precision."""

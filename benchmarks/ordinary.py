@@ -1,0 +1,129 @@
+"""Ordinary networks: how long guaranteed bounds and differentiable estimates take, and how much memory.
+
+Every network has a process of its own. Seconds are those on the clock, beside those of the processor. On a machine
+with an accelerator, estimates and training steps run there.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from rich.table import Table
+from torch import nn
+
+from benchmarks import networks
+from benchmarks.measure import own_peak
+from lipcert import Estimator, bound, zoo
+
+BATCH = 8
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network, what was measured before, and the limits."""
+
+    build: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    before: str
+    seconds: float
+    gibibytes: float | None = None
+
+
+CASES = {
+    "resnet18": Case(lambda: zoo.build("resnet18"), (3, 32, 32), "killed at 900 s, 12 GiB", 480, 4),
+    "VGG-11": Case(networks.vgg11, (3, 32, 32), "unfinished", 180),
+    "6C2F": Case(lambda: zoo.build("6C2F"), (3, 32, 32), "97 s", 40),
+    "8C2F, 200 classes": Case(lambda: zoo.build("8C2F"), (3, 64, 64), "239 s, 6.2 GiB", 120, 3),
+    "1,000 classes": Case(networks.many_classes, (3, 64, 64), "67 s, 4 GiB", 30, 2),
+    "chain of 200": Case(lambda: networks.chain(200), (32,), "unfinished", 30),
+}
+
+
+def _built(build: Callable[[], nn.Module]) -> nn.Module:
+    torch.manual_seed(0)
+    return build()
+
+
+def _bounded(name: str) -> dict[str, float]:
+    """A guaranteed pairwise bound by LipLT."""
+    case = CASES[name]
+    model = _built(case.build).eval()
+    began, worked = time.perf_counter(), time.process_time()
+    made = bound(model, case.shape)
+    figures = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - worked}
+    return {**figures, "gibibytes": own_peak() / 1024, "inflation": made.inflation, "mean": made.mean}
+
+
+def _device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _second(run: Callable[[], None]) -> dict[str, float]:
+    """The second call, for the first one sets up, and the peak of both."""
+    run()
+    began, worked = time.perf_counter(), time.process_time()
+    run()
+    figures = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - worked}
+    peak = own_peak() / 1024
+    if torch.cuda.is_available():
+        peak = torch.cuda.max_memory_allocated() / 2**30
+    return {**figures, "gibibytes": peak}
+
+
+def _trained(name: str) -> dict[str, float]:
+    """A training step of ResNet-50."""
+    model = _built(networks.resnet50).to(_device())
+    x = torch.rand(BATCH, 3, 224, 224, device=_device())
+    labels = torch.arange(BATCH, device=_device())
+    return _second(lambda: F.cross_entropy(model(x), labels).backward())
+
+
+def _estimated(name: str) -> dict[str, float]:
+    """A differentiable estimate with one iteration: of ResNet-50, or of a chain."""
+    if name.startswith("chain"):
+        estimator = Estimator(_built(lambda: networks.chain(200)).to(_device()), (32,), power_iterations=1)
+        return _second(lambda: estimator().sum().backward())
+    model = _built(networks.resnet50).to(_device())
+    estimator = Estimator(model, (3, 224, 224), target="network", power_iterations=1, span=4, memory=2 << 30)
+    return _second(lambda: estimator().backward())
+
+
+def _put(queue: Any, function: Callable[[str], dict[str, float]], name: str) -> None:
+    queue.put(function(name))
+
+
+def _apart(function: Callable[[str], dict[str, float]], name: str) -> dict[str, float]:
+    """The figures of a function that runs in a process of its own."""
+    context = multiprocessing.get_context("spawn")
+    queue: Any = context.Queue()
+    process = context.Process(target=_put, args=(queue, function, name))
+    process.start()
+    figures: dict[str, float] = queue.get()
+    process.join()
+    return figures
+
+
+def ordinary(repeats: int) -> tuple[dict[str, Any], Table]:
+    """Guaranteed bounds of ordinary networks, and estimates of deep ones, against their limits."""
+    table = Table("what", "before", "seconds", "limit", "CPU s", "GiB", "limit", "inflation")
+    table.title = "Ordinary networks: guaranteed pairwise LipLT, and differentiable estimates"
+    figures: dict[str, Any] = {}
+    for name, case in CASES.items():
+        figures[name] = found = _apart(_bounded, name)
+        limit = "" if case.gibibytes is None else f"{case.gibibytes:g}"
+        row = [name, case.before, f"{found['seconds']:.1f}", f"{case.seconds:g}", f"{found['cpu_seconds']:.1f}"]
+        table.add_row(*row, f"{found['gibibytes']:.2f}", limit, f"{found['inflation']:.2%}")
+    step = figures["ResNet-50, step"] = _apart(_trained, "ResNet-50")
+    estimates = {"ResNet-50": ("20 GiB", 4 * step["seconds"], "8"), "chain of 200": ("", 1.0, "")}
+    for name, (before, seconds, limit) in estimates.items():
+        figures[f"{name}, estimate"] = found = _apart(_estimated, name)
+        row = [f"{name}, estimate", before, f"{found['seconds']:.1f}", f"{seconds:.1f}", f"{found['cpu_seconds']:.1f}"]
+        table.add_row(*row, f"{found['gibibytes']:.2f}", limit, "")
+    table.caption = f"ResNet-50: 3×224×224, the limit is four training steps of batch {BATCH}; span 4, one iteration."
+    return figures, table

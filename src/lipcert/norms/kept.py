@@ -1,0 +1,68 @@
+"""Norms that are done, in files: a bound that is interrupted continues with them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+from lipcert.files import replace_file
+from lipcert.network.sweep import Pair
+from lipcert.processes import process_rank
+
+_LOG = logging.getLogger(__name__)
+Record = dict[str, float]
+"""What is known of a norm, by the names of its figures."""
+
+
+class KeptNorms:
+    """Records by pairs in a folder that belongs to one network and one way to bound it.
+
+    Every process writes a file of its own and reads all. The checksum finds damage, but stops nobody who computes it
+    anew; damaged files count as missing.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._own: dict[str, Record] = {}
+        self._all: dict[str, Record] = {}
+        for file in sorted(folder.glob("norms-*.json")):
+            self._all |= _read(file)
+
+    def find(self, pair: Pair) -> Record | None:
+        """What is known of a pair, or None."""
+        return self._all.get(_key(pair))
+
+    def add(self, records: Mapping[Pair, Record]) -> None:
+        """Keep these, too. A folder that cannot be written is no failure, only slow after an interruption."""
+        for pair, record in records.items():
+            self._own[_key(pair)] = record
+        kept = {**self._all, **self._own}
+        content = {"records": kept, "sha256": _checksum(kept)}
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with replace_file(self._folder / f"norms-{process_rank()}.json") as temporary:
+                temporary.write_text(json.dumps(content) + "\n")
+        except OSError as error:
+            _LOG.warning("finished norms cannot be kept in %s: %s", self._folder, error)
+
+
+def _key(pair: Pair) -> str:
+    j, i = pair
+    return f"{j},{i}"
+
+
+def _checksum(records: Mapping[str, Record]) -> str:
+    return hashlib.sha256(json.dumps(records, sort_keys=True).encode()).hexdigest()
+
+
+def _read(file: Path) -> dict[str, Record]:
+    try:
+        content = json.loads(file.read_text())
+        records: dict[str, Record] = content["records"]
+        whole = content["sha256"] == _checksum(records)
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return records if whole else {}

@@ -1,0 +1,135 @@
+"""Before long work: which norms are proved and which are iterated, how long that takes, and how much memory."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from time import perf_counter
+
+import torch
+
+from lipcert.errors import TooLargeError
+from lipcert.network.normal_form import Network
+from lipcert.network.sweep import Pair
+from lipcert.norms import gram, lanczos
+from lipcert.norms.budget import Guide, inflations, path_costs, weigh
+from lipcert.norms.norm_options import NormOptions
+from lipcert.norms.randomised import steps_within
+from lipcert.resources import shown_bytes
+
+_LOG = logging.getLogger(__name__)
+_SPENT = 0.8
+"""The part of the inflation that is planned for: norms are estimated from below."""
+_LEFT_TO_PRODUCTS = 0.1
+"""The part of the inflation that norms without a bound of their own may weigh, all together."""
+_NEGLIGIBLE = 1e-10
+"""The same where every norm is proved."""
+_USUAL_STEPS = 50
+_LITTLE_WORK = 5e9
+"""Multiplications that take a second or so: not worth a forecast."""
+_ROWS = 4
+"""Rows that are sent through the network to measure its speed."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which norms are proved, and which are bounded by so many steps of Lanczos, each with this failure probability.
+
+    work: multiplications for each. memory: bytes that the largest of them takes.
+    """
+
+    proved: list[Pair]
+    steps: dict[Pair, int]
+    probability: float
+    work: dict[Pair, float]
+    memory: int
+
+    @property
+    def total(self) -> float:
+        return max(sum(self.work.values()), 1.0)
+
+
+def make_plan(network: Network, pairs: Sequence[Pair], last: int, options: NormOptions, guide: Guide | None) -> Plan:
+    """Proofs for all norms if all are small enough; otherwise what costs less, as precise as the constants need."""
+    costs = path_costs(network, pairs)
+    proved, inflated = _divided(network, pairs, last, options, guide, costs)
+    probability = options.failure_probability / max(len(inflated), 1)
+    steps, work, memory = {}, {}, 0
+    for pair in proved:
+        work[pair] = gram.proof_cost(network, pair, costs[pair])
+        memory = max(memory, gram.memory_of(network, pair))
+    for pair, inflation in inflated.items():
+        steps[pair] = steps_within(network, pair, inflation, probability)
+        work[pair] = lanczos.cost(steps[pair], costs[pair], lanczos.order(network, pair))
+        memory = max(memory, lanczos.memory(network, pair, steps[pair]))
+    return Plan(proved, steps, probability, work, memory)
+
+
+def _divided(
+    network: Network,
+    pairs: Sequence[Pair],
+    last: int,
+    options: NormOptions,
+    guide: Guide | None,
+    costs: Mapping[Pair, float],
+) -> tuple[list[Pair], dict[Pair, float]]:
+    """The pairs to be proved, and the inflation of the others that have a bound of their own."""
+    provable = set(gram.provable(network, pairs, options.dense_limit, options.memory))
+    if guide is None:
+        return sorted(provable), {pair: options.inflation for pair in pairs if pair not in provable}
+    everything = len(provable) == len(pairs)
+    tolerance = _NEGLIGIBLE if everything else _LEFT_TO_PRODUCTS * options.inflation
+    weights = weigh(guide, pairs, last, tolerance, options.memory)
+    if everything:
+        return list(weights), {}
+    proved, iterated = [], {}
+    for pair in weights:
+        usual = lanczos.cost(_USUAL_STEPS, costs[pair], lanczos.order(network, pair))
+        if pair in provable and gram.proof_cost(network, pair, costs[pair]) <= usual:
+            proved.append(pair)
+        else:
+            iterated[pair] = costs[pair]
+    return proved, inflations(weights, iterated, _SPENT * options.inflation)
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a plan is expected to take."""
+
+    seconds: float
+    memory: int
+
+    def __str__(self) -> str:
+        return f"about {timedelta(seconds=max(1, round(self.seconds)))}, {shown_bytes(self.memory)}"
+
+
+def forecast(network: Network, plan: Plan, options: NormOptions, processes: int = 1) -> Forecast | None:
+    """Time and memory of a plan, from a short measurement; None if it is done in no time.
+
+    Refuses what does not fit into the memory.
+    """
+    if plan.memory <= options.memory and plan.total < _LITTLE_WORK:
+        return None
+    expected = Forecast(plan.total / _speed(network) / processes, max(plan.memory, options.memory))
+    if plan.memory > options.memory:
+        raise TooLargeError(
+            f"a norm of this network takes {shown_bytes(plan.memory)}, and {shown_bytes(options.memory)} may be used "
+            f"(all norms: {expected}); give more memory (NormOptions(memory=…), --max-memory), allow a larger "
+            "inflation (NormOptions(inflation=0.05)), use the method naive, or look at an estimate"
+        )
+    _LOG.info("norms: %d proved, %d by Lanczos, %s expected", len(plan.proved), len(plan.steps), expected)
+    return expected
+
+
+@torch.no_grad()
+def _speed(network: Network) -> float:
+    """Multiplications per second, from a few rows that travel from the input to the output."""
+    (work,) = path_costs(network, [(network.depth + 1, 0)]).values()
+    x = torch.ones(_ROWS, *network.input_shape, dtype=network.dtype, device=network.device)
+    began = perf_counter()
+    for rows in network.push(0, x):
+        if rows is not None:
+            rows.flatten()[0].item()  # devices work behind our back
+    return _ROWS * work / max(perf_counter() - began, 1e-9)
