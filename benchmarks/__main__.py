@@ -19,6 +19,7 @@ PARTS = {
     "bounds": lambda repeats: certificates.bound_times(["4C3F", "6C2F", "8C2F"]),
     "ordinary": ordinary.ordinary,
     "certify": lambda repeats: certificates.certification_speed(max(3, repeats // 3)),
+    "executions": certificates.execution_speed,
     "tightness": tightness.compare,
     "refined": refined.compare_refined,
     "local": local.compare_local,

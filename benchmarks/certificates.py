@@ -15,6 +15,7 @@ from lipcert_experiments.timing import side_by_side
 
 MINUTES = {"4C3F": 3, "6C2F": 3, "8C2F": 20}
 INPUTS = 10_000
+IMAGES = 256
 
 
 def bound_times(names: list[str]) -> tuple[list[dict[str, object]], Table]:
@@ -59,3 +60,21 @@ def certification_speed(repeats: int) -> tuple[dict[str, object], Table]:
     for name, value in seconds.items():
         table.add_row(name, f"{value:.2f}", f"{seconds['plain'] / value:.2f}×")
     return {"speed": {name: seconds["plain"] / value for name, value in seconds.items()}, "seconds": seconds}, table
+
+
+def execution_speed(repeats: int) -> tuple[dict[str, object], Table]:
+    """Inference of the shipped CIFAR-10 network: plain, with sums in parts, and in float64."""
+    loaded = lipcert.load_model("cifar10-hour")
+    x = torch.rand(IMAGES, 3, 32, 32).contiguous(memory_format=torch.channels_last)
+    modules = {"plain": loaded.model, "split": loaded.in_parts().executed, "float64": loaded.in_float64().model}
+
+    def run(name: str) -> None:
+        batch = x.to(torch.float64 if name == "float64" else torch.float32)
+        with torch.no_grad():
+            modules[name](batch)
+
+    seconds = side_by_side({name: lambda name=name: run(name) for name in modules}, repeats)
+    table = Table("", "seconds", "time", title=f"cifar10-hour, {IMAGES} images (split: at most 1.5)")
+    for name, value in seconds.items():
+        table.add_row(name, f"{value:.3f}", f"{value / seconds['plain']:.2f}×")
+    return {"time": {name: value / seconds["plain"] for name, value in seconds.items()}, "seconds": seconds}, table
