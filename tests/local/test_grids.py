@@ -23,7 +23,6 @@ ACTIVATIONS = [
     Op(lambda m, x: x.clamp(m.low, m.high), low=torch.tensor([-0.3]), high=torch.tensor([0.1])),
 ]  # fmt: skip
 NAMES = [f"function {k}" if isinstance(module, Op) else str(module) for k, module in enumerate(ACTIVATIONS)]
-UNIT = 2.0**-53
 
 
 def site_of(activation: nn.Module) -> Site:
@@ -54,7 +53,7 @@ def graph_of(site: Site) -> tuple[Grid, Tensor, Tensor]:
     near = torch.tensor([-3.0, -0.5, -0.3, 0.0, 0.1, 0.5, 3.0], dtype=torch.float64)[:, None, None]
     points = torch.cat([inside, near.expand(-1, *centre.shape).clamp(centre - below, centre + above)])
     rises = torch.stack([site.function(point) for point in points]) - value
-    return grid(site, centre, value, below, above, UNIT), points - centre, rises
+    return grid(site, centre, value, below, above), points - centre, rises
 
 
 def check_between(graph: Grid, places: Tensor, rises: Tensor) -> None:
@@ -103,7 +102,7 @@ def test_relu_gets_the_lines_of_crown():
     site = site_of(nn.ReLU())
     centre = torch.tensor([[1.0], [1.0], [-1.0], [2.0], [-2.0]], dtype=torch.float64)
     radius = torch.tensor([[3.0], [1.5], [2.0], [1.0], [1.0]], dtype=torch.float64)
-    graph = grid(site, centre, centre.clamp(min=0), radius, radius, UNIT)
+    graph = grid(site, centre, centre.clamp(min=0), radius, radius)
     chord = torch.tensor([4 / 6, 2.5 / 3, 1 / 4, 1.0, 0.0], dtype=torch.float64)
     torch.testing.assert_close(graph.steep(1)[:, 0], chord)
     torch.testing.assert_close(graph.steep(-1)[:, 0], torch.tensor([1.0, 1.0, 0.0, 1.0, 0.0], dtype=torch.float64))

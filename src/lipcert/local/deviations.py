@@ -57,6 +57,7 @@ def _enter(state: Deviations) -> None:
     state.norms[0] = radius if state.ball.norm == 2 else radius * (entries**0.5 * (1 + gamma(4)))
     state.noise[0] = torch.zeros_like(centre)
     state.below[0] = state.above[0] = state.reach[0]
+    state.largest.append(state.magnitude(0).flatten(1).amax(1))
 
 
 def _linear_node(state: Deviations, v: int) -> None:
@@ -117,7 +118,7 @@ def _allowance(state: Deviations, v: int, values: Tensor) -> Tensor:
         summed = values * (1 + 2 * prepared.proof[v])
         if v in prepared.offsets:
             summed = summed + prepared.offsets[v]
-        allowance = allowance + 2 * (prepared.executed[v] * summed * (1 + 1e-9) + prepared.lost[v])
+        allowance = (allowance + 2 * (prepared.executed[v] * summed + prepared.lost[v])) * (1 + gamma(8))
     if prepared.denormal[v]:
         tiny = 2.01 * torch.finfo(prepared.network.dtype).tiny
         for edge in node.edges:

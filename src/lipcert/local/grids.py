@@ -22,7 +22,7 @@ from torch import Tensor
 
 from lipcert.network.normal_form import Site
 from lipcert.network.slopes import Slope
-from lipcert.rounding import gamma
+from lipcert.rounding import UNIT_ROUNDOFF, gamma
 
 _CELLS = 16
 """Cells of the grid of a nonlinearity that is curved; they are narrower where activations bend, around zero."""
@@ -87,8 +87,8 @@ class Grid:
         return slope.clamp(-self.steepest, self.steepest)
 
 
-def grid(site: Site, centre: Tensor, value: Tensor, below: Tensor, above: Tensor, unit: float) -> Grid:
-    """The graph of a site over [centre − below, centre + above]; its implementation is off by ulps of size 2·unit."""
+def grid(site: Site, centre: Tensor, value: Tensor, below: Tensor, above: Tensor) -> Grid:
+    """The graph of a site over [centre − below, centre + above], by its implementation in float64."""
     slope, function = site.slope, site.function
     assert slope is not None
     assert function is not None
@@ -101,7 +101,7 @@ def grid(site: Site, centre: Tensor, value: Tensor, below: Tensor, above: Tensor
     strays = _strays(slope, width, values, alpha, beta)
     size = images.abs().amax(0) + value.abs() + steepest * (points.abs().amax(0) + centre.abs())
     # The values once, and the strays that are computed from the differences of two of them.
-    relative = _ROUND + 3 * 2 * unit * (slope.ulps or 0.0)
+    relative = _ROUND + 3 * 2.01 * UNIT_ROUNDOFF[torch.float64] * (slope.ulps or 0.0)
     tiny = 4 * torch.finfo(torch.float64).tiny
     return Grid(places, values, size * relative + tiny, strays, steepest)
 

@@ -17,6 +17,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from lipcert.network.tangents import Tangent, adjoint_at
 from lipcert.rounding import gamma
 
 
@@ -100,23 +101,13 @@ class Plane(Relaxation):
     """The derivative of a function at the centre, and a remainder."""
 
     function: Callable[[Tensor], Tensor]
+    tangent: Tangent
     centre: Tensor
     low: Tensor
     high: Tensor
 
     def _pull(self, rows: Tensor, sizes: Tensor) -> Tensor:
-        point = self.centre[:, None].repeat_interleave(rows.shape[1], 1)
-        pulled = adjoint_at(self.function, point.flatten(0, 1), rows.flatten(0, 1))
-        return pulled.reshape(point.shape)
-
-
-def adjoint_at(function: Callable[[Tensor], Tensor], point: Tensor, rows: Tensor) -> Tensor:
-    """The transposed derivative of a function at a point, applied to rows."""
-    wants_graph = rows.requires_grad
-    with torch.inference_mode(False), torch.enable_grad():
-        x = point.detach().clone().requires_grad_()
-        (gradient,) = torch.autograd.grad(function(x), x, rows, create_graph=wants_graph)
-    return gradient
+        return self.tangent.adjoint(self.function, self.centre, rows)
 
 
 def widened(values: Tensor, size: Tensor, outward: int, first: int = 1) -> Tensor:
