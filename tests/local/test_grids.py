@@ -64,8 +64,8 @@ def check_between(graph: Grid, places: Tensor, rises: Tensor) -> None:
         best = graph.steep(sign)
         random = (2 * torch.rand(best.shape, generator=generator, dtype=torch.float64) - 1) * graph.steepest
         for slope in (best, random, torch.zeros_like(best)):
-            assert (rises <= slope * places + graph.high(slope)).all()
-            assert (rises >= slope * places + graph.low(slope)).all()
+            assert (rises <= slope * places + graph.high(slope[:, None])[:, 0]).all()
+            assert (rises >= slope * places + graph.low(slope[:, None])[:, 0]).all()
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=NAMES)
@@ -82,7 +82,7 @@ def test_lines_are_close_to_the_graph_at_the_middle(activation):
     for sign, intercept in ((1, graph.high), (-1, graph.low)):
         slope = graph.steep(sign)
         dense = (sign * (rises - slope * places)).amax(0)
-        gap = sign * intercept(slope) - dense
+        gap = sign * intercept(slope[:, None])[:, 0] - dense
         assert (gap <= 0.04 * graph.steepest * width + 1e-9)[width <= 4].all()
 
 
@@ -91,8 +91,8 @@ def test_piecewise_linear_activations_have_exact_lines():
         graph, places, rises = graph_of(site_of(activation))
         for slope in (graph.steep(1), graph.steep(-1)):
             for intercept, dense in (
-                (graph.high(slope), (rises - slope * places).amax(0)),
-                (graph.low(slope), (rises - slope * places).amin(0)),
+                (graph.high(slope[:, None])[:, 0], (rises - slope * places).amax(0)),
+                (graph.low(slope[:, None])[:, 0], (rises - slope * places).amin(0)),
             ):
                 width = graph.places[-1] - graph.places[0]
                 assert ((intercept - dense).abs() <= 0.003 * width + 1e-9).all()  # kinks between sampled points

@@ -54,8 +54,8 @@ class Replaced:
     def lines(self, low_slope: Tensor, high_slope: Tensor) -> Lines:
         """Lines of other slopes, (B, R, …) or (B, 1, …)."""
         assert self.grid is not None
-        low = torch.stack([self.grid.low(slope) for slope in low_slope.unbind(1)], 1) - self.allowance[:, None]
-        high = torch.stack([self.grid.high(slope) for slope in high_slope.unbind(1)], 1) + self.allowance[:, None]
+        low = self.grid.low(low_slope) - self.allowance[:, None]
+        high = self.grid.high(high_slope) + self.allowance[:, None]
         inward = self.inward[:, None]
         low, high = low - low_slope.abs() * inward, high + high_slope.abs() * inward
         size = torch.maximum(low.abs(), high.abs())
@@ -90,7 +90,7 @@ def replace_site(
     low, high = _range(site, slope, centre, value, below, above)
     error = _error(slope, value.abs() + torch.maximum(-low, high), size, centre, value, prepared)
     if slope.extremum:
-        return _picks(site, slope, centre, value, below, above, error, prepared.fan_out)
+        return _picks(site, slope, centre, value, below, above, error, prepared)
     low, high = low - error, high + error
     return Replaced(Constants(*_outwards(low, high)), -low, high, error, error, inward)
 
@@ -167,7 +167,14 @@ def _range(
 
 
 def _picks(
-    site: Site, slope: Slope, centre: Tensor, value: Tensor, below: Tensor, above: Tensor, error: Tensor, fan_out: int
+    site: Site,
+    slope: Slope,
+    centre: Tensor,
+    value: Tensor,
+    below: Tensor,
+    above: Tensor,
+    error: Tensor,
+    prepared: Prepared,
 ) -> Replaced:
     """Largest entries: the picked ones have the largest lower ends, so that they are settled as often as possible."""
     function, sign = site.function, slope.extremum
@@ -185,7 +192,7 @@ def _picks(
     slack = gamma(8) * (value.abs() + picked.abs() + function(far).abs()) + error
     # What is pulled back is at most the largest span of the entries, times a row.
     span = torch.maximum(below, above)
-    slack = slack + gamma(fan_out + 6) * span.flatten(1).amax(1).reshape(-1, *(1,) * (value.dim() - 1))
+    slack = slack + gamma(prepared.fan_out + 6) * span.flatten(1).amax(1).reshape(-1, *(1,) * (value.dim() - 1))
     line_low, line_high = (line, end) if sign > 0 else (end, line)
     reach_low, reach_high = function(low) - value - slack, function(high) - value + slack
     relaxation = Picks(function, ranks, settled, sign, *_outwards(line_low - slack, line_high + slack))
