@@ -9,8 +9,8 @@ from torch import nn
 from lipcert.local.centres import executed_values
 from lipcert.local.certify_local import LocalCertifier
 from lipcert.local.deviations import follow
-from lipcert.local.frames import Frame, frames_of
 from lipcert.local.pulling import Ball
+from lipcert.local.receptive_fields import Frame, frames_of
 from lipcert.local.state import Deviations
 from lipcert.models.zoo import residual
 from models import Op

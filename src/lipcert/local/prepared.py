@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from lipcert.certificate.stages import underflow_loss
-from lipcert.local.frames import Frame, frames_of
 from lipcert.local.funnels import Funnel, dual_norms, make_funnel, pulled_to_input
+from lipcert.local.receptive_fields import Frame, frames_of
 from lipcert.network.convolution import Convolution
 from lipcert.network.linear import Dense, Identity, LinearOp, Scale
 from lipcert.network.normal_form import Network

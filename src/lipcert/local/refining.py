@@ -7,8 +7,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from lipcert.local.frames import Frame
 from lipcert.local.pulling import pull_back, unit_rows
+from lipcert.local.receptive_fields import Frame
 from lipcert.local.replaced import needs_rows
 from lipcert.local.sharpening import Effort, sharpen_inner
 from lipcert.local.state import Deviations

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lipcert.local.frames import Frame
+from lipcert.local.receptive_fields import Frame
 from lipcert.network.normal_form import Network
 
 
