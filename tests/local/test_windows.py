@@ -63,6 +63,15 @@ def test_windows_give_the_intervals_of_whole_rows(name, norm):
         torch.testing.assert_close(windows.above[v], whole.above[v], rtol=1e-9, atol=1e-12)
 
 
+def test_large_windows_are_convolved_to_the_same_rows(monkeypatch):
+    model, shape = MODELS["strided"]
+    spread = deviations(model, shape, 2, by_windows=True)
+    monkeypatch.setattr("lipcert.local.window_rows._LARGE", 1)
+    convolved = deviations(model, shape, 2, by_windows=True)
+    for v in spread.below:
+        torch.testing.assert_close(convolved.below[v], spread.below[v], rtol=1e-9, atol=1e-12)
+
+
 def test_windows_grow_by_kernels_and_become_images():
     certifier = LocalCertifier(MODELS["residual"][0].eval(), (2, 12, 12))
     network = certifier.prepared.exact

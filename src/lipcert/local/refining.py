@@ -43,7 +43,7 @@ def _by_windows(state: Deviations, v: int, needed: Tensor, frames: dict[int, Fra
     every = needed.nonzero()
     entries = [prod(frame.size) * state.prepared.exact.nodes[u].shape[0] for u, frame in frames.items()]
     chunk = max(1, _ROWS_BYTES // (2 * _PASSES * 8 * max(entries)))
-    for some in every.split(chunk):
+    for some in torch.split(every, chunk):
         places = Places(*some.unbind(1))
         signs = torch.ones(2 * len(some), dtype=torch.float64, device=some.device)
         signs[len(some) :] = -1.0

@@ -10,9 +10,13 @@ from lipcert.local.funnels import dual_norms
 from lipcert.local.pulling import VANISHED, Pulled, Walls
 from lipcert.local.relaxations import Lines, dot
 from lipcert.local.windows import Places, Scene
+from lipcert.network import patches
 from lipcert.network.convolution import Convolution
 from lipcert.network.linear import Identity, LinearOp, Scale
 from lipcert.rounding import gamma
+
+_LARGE = 16
+"""Windows of this size are convolved; kernels are spread over smaller ones, which takes fewer products."""
 
 
 def pull_windows(scene: Scene, walls: Walls, norm: float, places: Places, signs: Tensor) -> Pulled:
@@ -86,12 +90,21 @@ def _add(rows: dict[int, Tensor], u: int, pulled: Tensor) -> None:
 
 def _adjoint(op: LinearOp, y: Tensor) -> Tensor:
     """Aᵀy inside windows; nothing is cut off yet."""
+    if isinstance(op, Convolution) and max(op.stride) == 1 and min(y.shape[1:3]) >= _LARGE:
+        return _mirrored(y, op)
     if isinstance(op, Convolution):
         return _spread_kernel(y, op)
     if isinstance(op, Identity):
         return -y if op.sign < 0 else y
     assert isinstance(op, Scale)
     return y * op.factor().to(y).reshape(-1)
+
+
+def _mirrored(y: Tensor, op: Convolution) -> Tensor:
+    """The same for stride 1, as a convolution with the mirrored kernel."""
+    kernel = op.weight().flip(2, 3).transpose(0, 1)
+    padding = (op.dilation[0] * (kernel.shape[2] - 1), op.dilation[1] * (kernel.shape[3] - 1))
+    return patches.convolve(y.permute(0, 3, 1, 2), kernel, op.stride, padding, op.dilation).permute(0, 2, 3, 1)
 
 
 def _spread_kernel(y: Tensor, op: Convolution) -> Tensor:
