@@ -2,14 +2,15 @@
 
 auto_LiRPA is no dependency: put it on PYTHONPATH (with its own requirements) and its columns are filled; without it
 they stay empty. It computes in float32 and counts no rounding. LIPCERT_DATA_DIR has to name the data sets. The two
-methods that spend time on slopes are measured at the largest ε of each norm only, and not on all networks.
+methods that spend time on slopes are measured at the largest ε of each norm only, and not on all networks. Times are
+those of the processor (one thread), which others on the same machine disturb less than those of a clock.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from logging import getLogger
 from math import inf
@@ -23,6 +24,7 @@ import lipcert
 from lipcert.attacks import pgd
 from lipcert.local.certify_local import LocalCertifier
 from lipcert.local.sharpening import Effort
+from lipcert.models.zoo import ZOO
 
 IMAGES, BATCH = 20, 10
 SLOW = ("local, searched", "α-CROWN")
@@ -43,11 +45,16 @@ def _conv(channels: int) -> nn.Module:
     )  # fmt: skip
 
 
+def _resnet() -> nn.Module:
+    return ZOO["resnet-small"].build((3, 32, 32), 10)
+
+
 @dataclass(frozen=True)
 class Case:
     """A network, its data, how long it is trained, and the sizes of the balls in l2 and l∞.
 
     thorough: whether the methods that spend time on slopes are measured; they take seconds per image on some networks.
+    attack: the size in l2 of the perturbations of adversarial training; 0 for training on accuracy alone.
     """
 
     build: Callable[[], nn.Module]
@@ -55,9 +62,11 @@ class Case:
     epochs: int
     balls: dict[float, tuple[float, ...]]
     thorough: bool = True
+    attack: float = 0.0
 
 
 _MNIST = {2.0: (0.05, 0.1, 0.2), inf: (0.002, 0.005, 0.01)}
+_WIDE = {2.0: (0.2, 0.5, 1.0), inf: (0.01, 0.02, 0.04)}
 _CIFAR = {2.0: (0.01, 0.03, 0.06), inf: (0.0005, 0.001, 0.002)}
 CASES = {
     "784-256×2-10": Case(lambda: _mlp(256, 2, nn.ReLU), "mnist", 2, _MNIST),
@@ -66,21 +75,41 @@ CASES = {
     "sigmoid 784-200×5-10": Case(lambda: _mlp(200, 5, nn.Sigmoid), "mnist", 6, _MNIST, thorough=False),
     "conv 1×28×28": Case(lambda: _conv(1), "mnist", 1, _MNIST, thorough=False),
     "conv 3×32×32": Case(lambda: _conv(3), "cifar10", 1, _CIFAR, thorough=False),
+    "resnet-small": Case(_resnet, "cifar10", 1, _CIFAR, thorough=False),
+    "784-256×4-10, adversarially": Case(lambda: _mlp(256, 4, nn.ReLU), "mnist", 2, _WIDE, attack=1.0),
+    "conv 1×28×28, adversarially": Case(lambda: _conv(1), "mnist", 1, _WIDE, thorough=False, attack=1.0),
+    "conv 3×32×32, adversarially": Case(lambda: _conv(3), "cifar10", 1, _CIFAR, thorough=False, attack=0.25),
 }
 
 
 def train_ordinarily(case: Case) -> tuple[nn.Module, lipcert.data.Dataset]:
-    """Cross-entropy alone."""
+    """Cross-entropy alone, on images or on what three steps of an attack make of them."""
     torch.manual_seed(0)
     data = lipcert.data.load(case.data, os.environ.get("LIPCERT_DATA_DIR"))
     model = case.build()
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
     for _ in range(case.epochs):
         for index in torch.randperm(len(data.train)).split(128):
+            x, y = data.train.pixels(index), data.train.labels[index]
+            if case.attack:
+                x = _attacked(model, x, y, case.attack)
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(data.train.pixels(index)), data.train.labels[index]).backward()
+            nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step()
     return model.eval(), data
+
+
+def _attacked(model: nn.Module, x: Tensor, y: Tensor, size: float) -> Tensor:
+    """Three steps up the loss, inside an l2 ball and between 0 and 1."""
+    moved = x
+    for _ in range(3):
+        moved = moved.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(nn.functional.cross_entropy(model(moved), y), moved)
+        gradient = gradient / gradient.flatten(1).norm(dim=1).clamp(min=1e-12)[:, None, None, None]
+        step = moved.detach() + 0.5 * size * gradient - x
+        length = step.flatten(1).norm(dim=1)[:, None, None, None]
+        moved = (x + step * (size / length.clamp(min=1e-12)).clamp(max=1.0)).clamp(0, 1)
+    return moved.detach()
 
 
 def _crown(model: nn.Module, x: Tensor, y: Tensor, norm: float) -> dict[str, Callable[[float], Tensor]]:
@@ -132,14 +161,15 @@ def _global(model: nn.Module, x: Tensor, y: Tensor, norm: float) -> Callable[[fl
     return lambda epsilon: certificates.correct & (certificates.radius >= epsilon * root)
 
 
-def compare_local(repeats: int) -> tuple[list[dict[str, Any]], Table]:
+def compare_local(repeats: int, networks: Sequence[str] = tuple(CASES)) -> tuple[list[dict[str, Any]], Table]:
     """Certified shares and milliseconds per image of every method, network, norm and ε; the same images for all."""
     table = Table("network", "norm", "ε", title=f"Certified share of {IMAGES} images, ms per image")
     names = ["global", "local", "local, searched", "CROWN", "α-CROWN", "PGD"]
     for name in names:
         table.add_column(name)
     figures: list[dict[str, Any]] = []
-    for title, case in CASES.items():
+    for title in networks:
+        case = CASES[title]
         model, data = train_ordinarily(case)
         x, y = data.test.pixels(slice(0, IMAGES)), data.test.labels[:IMAGES]
         for norm, epsilons in case.balls.items():
@@ -149,9 +179,9 @@ def compare_local(repeats: int) -> tuple[list[dict[str, Any]], Table]:
                 for name, method in methods.items():
                     if name in SLOW and (epsilon < max(epsilons) or not case.thorough):
                         continue
-                    began = time.perf_counter()
+                    began = time.process_time()
                     share = float(method(epsilon).double().mean())
-                    row[name] = {"share": share, "ms": 1000 * (time.perf_counter() - began) / IMAGES}
+                    row[name] = {"share": share, "ms": 1000 * (time.process_time() - began) / IMAGES}
                 if norm == 2:
                     standing = (model(x).argmax(1) == y) & ~pgd(model, x, y, epsilon, steps=20).success
                     row["PGD"] = {"share": float(standing.double().mean()), "ms": None}

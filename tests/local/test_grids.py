@@ -23,7 +23,6 @@ ACTIVATIONS = [
     Op(lambda m, x: x.clamp(m.low, m.high), low=torch.tensor([-0.3]), high=torch.tensor([0.1])),
 ]  # fmt: skip
 NAMES = [f"function {k}" if isinstance(module, Op) else str(module) for k, module in enumerate(ACTIVATIONS)]
-UNIT = 2.0**-53
 
 
 def site_of(activation: nn.Module) -> Site:
@@ -54,7 +53,7 @@ def graph_of(site: Site) -> tuple[Grid, Tensor, Tensor]:
     near = torch.tensor([-3.0, -0.5, -0.3, 0.0, 0.1, 0.5, 3.0], dtype=torch.float64)[:, None, None]
     points = torch.cat([inside, near.expand(-1, *centre.shape).clamp(centre - below, centre + above)])
     rises = torch.stack([site.function(point) for point in points]) - value
-    return grid(site, centre, value, below, above, UNIT), points - centre, rises
+    return grid(site, centre, value, below, above), points - centre, rises
 
 
 def check_between(graph: Grid, places: Tensor, rises: Tensor) -> None:
@@ -65,8 +64,8 @@ def check_between(graph: Grid, places: Tensor, rises: Tensor) -> None:
         best = graph.steep(sign)
         random = (2 * torch.rand(best.shape, generator=generator, dtype=torch.float64) - 1) * graph.steepest
         for slope in (best, random, torch.zeros_like(best)):
-            assert (rises <= slope * places + graph.high(slope)).all()
-            assert (rises >= slope * places + graph.low(slope)).all()
+            assert (rises <= slope * places + graph.high(slope[:, None])[:, 0]).all()
+            assert (rises >= slope * places + graph.low(slope[:, None])[:, 0]).all()
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=NAMES)
@@ -83,7 +82,7 @@ def test_lines_are_close_to_the_graph_at_the_middle(activation):
     for sign, intercept in ((1, graph.high), (-1, graph.low)):
         slope = graph.steep(sign)
         dense = (sign * (rises - slope * places)).amax(0)
-        gap = sign * intercept(slope) - dense
+        gap = sign * intercept(slope[:, None])[:, 0] - dense
         assert (gap <= 0.04 * graph.steepest * width + 1e-9)[width <= 4].all()
 
 
@@ -92,8 +91,8 @@ def test_piecewise_linear_activations_have_exact_lines():
         graph, places, rises = graph_of(site_of(activation))
         for slope in (graph.steep(1), graph.steep(-1)):
             for intercept, dense in (
-                (graph.high(slope), (rises - slope * places).amax(0)),
-                (graph.low(slope), (rises - slope * places).amin(0)),
+                (graph.high(slope[:, None])[:, 0], (rises - slope * places).amax(0)),
+                (graph.low(slope[:, None])[:, 0], (rises - slope * places).amin(0)),
             ):
                 width = graph.places[-1] - graph.places[0]
                 assert ((intercept - dense).abs() <= 0.003 * width + 1e-9).all()  # kinks between sampled points
@@ -103,7 +102,7 @@ def test_relu_gets_the_lines_of_crown():
     site = site_of(nn.ReLU())
     centre = torch.tensor([[1.0], [1.0], [-1.0], [2.0], [-2.0]], dtype=torch.float64)
     radius = torch.tensor([[3.0], [1.5], [2.0], [1.0], [1.0]], dtype=torch.float64)
-    graph = grid(site, centre, centre.clamp(min=0), radius, radius, UNIT)
+    graph = grid(site, centre, centre.clamp(min=0), radius, radius)
     chord = torch.tensor([4 / 6, 2.5 / 3, 1 / 4, 1.0, 0.0], dtype=torch.float64)
     torch.testing.assert_close(graph.steep(1)[:, 0], chord)
     torch.testing.assert_close(graph.steep(-1)[:, 0], torch.tensor([1.0, 1.0, 0.0, 1.0, 0.0], dtype=torch.float64))

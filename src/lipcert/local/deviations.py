@@ -21,15 +21,13 @@ from torch import Tensor
 
 from lipcert.local.funnels import dual_norms
 from lipcert.local.prepared import Prepared
-from lipcert.local.pulling import Ball, pull_back, unit_rows
-from lipcert.local.replaced import needs_rows, replace_site
-from lipcert.local.sharpening import Effort, sharpen_shared
+from lipcert.local.pulling import Ball
+from lipcert.local.refining import refine
+from lipcert.local.replaced import replace_site
+from lipcert.local.sharpening import Effort
 from lipcert.local.state import Deviations
 from lipcert.network.tangents import LocalSlope
 from lipcert.rounding import gamma
-
-_ROWS_BYTES = 1 << 22
-"""Rows are pulled back so many at a time that they stay in the cache; several times that is what they need."""
 
 
 @torch.no_grad()
@@ -43,7 +41,9 @@ def follow(prepared: Prepared, ball: Ball, centre: dict[int, Tensor], effort: Ef
         if site is None:
             _linear_node(state, v)
             if v in prepared.sites_of_source:
-                _refine(state, v, effort)
+                refined = refine(state, v, effort)
+                if refined is not None:
+                    _set_reach(state, v, *refined)
         else:
             _site_output(state, v, site)
     return state
@@ -57,6 +57,7 @@ def _enter(state: Deviations) -> None:
     state.norms[0] = radius if state.ball.norm == 2 else radius * (entries**0.5 * (1 + gamma(4)))
     state.noise[0] = torch.zeros_like(centre)
     state.below[0] = state.above[0] = state.reach[0]
+    state.largest.append(state.magnitude(0).flatten(1).amax(1))
 
 
 def _linear_node(state: Deviations, v: int) -> None:
@@ -82,14 +83,29 @@ def _linear_node(state: Deviations, v: int) -> None:
     if v in prepared.prefix:
         state.noise[v] = noise * round_up + allowance
         reach = torch.minimum(reach, _by_prefix(state, v))
-    charged, funnel = allowance, prepared.funnel(state.ball.norm)
+    state.norms[v] = norm * round_up + dual_norms(allowance.flatten(1), 2)
+    _set_reach(state, v, reach, reach)
+    _charge(state, v, allowance)
+
+
+def _charge(state: Deviations, v: int, charged: Tensor) -> None:
+    """What rows pay at a node: its allowance, and those of nodes before that they reach through it alone.
+
+    A row y at v is Aᵀy at such a node, where A scales entries; so it pays |A|η for every unit of y.
+    """
+    prepared, node = state.prepared, state.prepared.exact.nodes[v]
+    funnel = prepared.funnel(state.ball.norm)
     if v == funnel.node:
         charged = state.noise[v] + funnel.rounding(state.ball.radius).reshape(charged.shape)
+    else:
+        for edge in node.edges:
+            if edge.source in prepared.passing:
+                before = state.walls.allowances[edge.source].reshape(-1, *edge.op.in_shape)
+                charged = charged + edge.op.magnitude(before) * (1 + gamma(4))
+                state.walls.folded.add(edge.source)
     state.walls.allowances[v] = charged.flatten(1)[:, None] * (1 + 2 * gamma(prod(node.shape) + 2))
     if v in prepared.folding:
         state.walls.folded.add(v)
-    state.norms[v] = norm * round_up + dual_norms(allowance.flatten(1), 2)
-    _set_reach(state, v, reach, reach)
 
 
 def _set_reach(state: Deviations, v: int, below: Tensor, above: Tensor) -> None:
@@ -117,7 +133,7 @@ def _allowance(state: Deviations, v: int, values: Tensor) -> Tensor:
         summed = values * (1 + 2 * prepared.proof[v])
         if v in prepared.offsets:
             summed = summed + prepared.offsets[v]
-        allowance = allowance + 2 * (prepared.executed[v] * summed * (1 + 1e-9) + prepared.lost[v])
+        allowance = (allowance + 2 * (prepared.executed[v] * summed + prepared.lost[v])) * (1 + gamma(8))
     if prepared.denormal[v]:
         tiny = 2.01 * torch.finfo(prepared.network.dtype).tiny
         for edge in node.edges:
@@ -133,38 +149,6 @@ def _by_prefix(state: Deviations, v: int) -> Tensor:
         return torch.full_like(state.noise[v], inf)
     radius = state.ball.radius.reshape(-1, *(1,) * norms.dim())
     return (radius * norms + state.noise[v]) * (1 + gamma(4))
-
-
-def _refine(state: Deviations, v: int, effort: Effort) -> None:
-    """Pull back the rows of the entries of a site's input for which it matters."""
-    prepared = state.prepared
-    if v in prepared.prefix and prepared.prefix_norms(v, state.ball.norm) is not None:
-        return
-    needed = torch.zeros_like(state.below[v], dtype=torch.bool)
-    for k in prepared.sites_of_source[v]:
-        needed |= needs_rows(prepared.exact.sites[k], state.centre[v], state.below[v], state.above[v])
-    flat = needed.flatten(1)
-    most = int(flat.sum(1).max())
-    if most == 0:
-        return
-    order = flat.to(torch.int8).argsort(stable=True, dim=1, descending=True)[:, :most]
-    below, above = state.below[v].flatten(1).clone(), state.above[v].flatten(1).clone()
-    for places in torch.split(order, _chunk(state, v), dim=1):
-        rows, constant = unit_rows(prepared, v, places, state.walls.allowances[v])
-        pulled = pull_back(prepared, state.walls, state.ball.norm, rows, constant)
-        if effort.inner_steps:
-            pulled = sharpen_shared(state, rows, constant, pulled, effort.inner_steps)
-        low, high = (-pulled.at(state.ball.radius)).clamp(min=0).chunk(2, dim=1)
-        below.scatter_(1, places, torch.minimum(below.gather(1, places), low))
-        above.scatter_(1, places, torch.minimum(above.gather(1, places), high))
-    shape = state.centre[v].shape
-    _set_reach(state, v, below.reshape(shape), above.reshape(shape))
-
-
-def _chunk(state: Deviations, v: int) -> int:
-    """How many places can have their rows pulled back at a time."""
-    largest = max(prod(node.shape) for node in state.prepared.exact.nodes[: v + 1])
-    return max(1, _ROWS_BYTES // (2 * len(state.centre[0]) * largest * 8))
 
 
 def _site_output(state: Deviations, v: int, index: int) -> None:

@@ -32,7 +32,7 @@ class Funnel:
 
     def rounding(self, radius: Tensor) -> Tensor:
         """(B, n): γ·ρ·rows."""
-        return gamma(len(self.rows) + 4) * radius[:, None] * self.rows
+        return gamma(len(self.rows) + 6) * radius[:, None] * self.rows
 
 
 @torch.no_grad()

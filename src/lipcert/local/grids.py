@@ -22,7 +22,7 @@ from torch import Tensor
 
 from lipcert.network.normal_form import Site
 from lipcert.network.slopes import Slope
-from lipcert.rounding import gamma
+from lipcert.rounding import UNIT_ROUNDOFF, gamma
 
 _CELLS = 16
 """Cells of the grid of a nonlinearity that is curved; they are narrower where activations bend, around zero."""
@@ -50,21 +50,31 @@ class Grid:
         return Grid(self.places[:, index], self.values[:, index], self.error[index], strays, self.steepest)
 
     def high(self, slope: Tensor) -> Tensor:
-        """The smallest known μ with φ(z + ζ) − φ̂ ≤ λζ + μ for all ζ of the interval."""
-        gaps = self.values - slope * self.places
-        tops = torch.maximum(gaps[:-1], gaps[1:]) + self.strays
-        return tops.amax(0) + self.error
+        """The smallest known μ with φ(z + ζ) − φ̂ ≤ λζ + μ for all ζ of the interval; λ and μ are (B, R, …)."""
+        return self._top(slope, 1) + self.error[:, None]
 
     def low(self, slope: Tensor) -> Tensor:
-        """The largest known μ with φ(z + ζ) − φ̂ ≥ λζ + μ for all ζ of the interval."""
-        gaps = self.values - slope * self.places
-        bottoms = torch.minimum(gaps[:-1], gaps[1:]) - self.strays
-        return bottoms.amin(0) - self.error
+        """The largest known μ with φ(z + ζ) − φ̂ ≥ λζ + μ for all ζ of the interval; λ and μ are (B, R, …)."""
+        return -self._top(slope, -1) - self.error[:, None]
+
+    def _top(self, slope: Tensor, sign: int) -> Tensor:
+        """The largest sign·(φ − φ̂ − λζ) over all cells, but for the error."""
+        top = torch.full_like(slope, -torch.inf)
+        left = None
+        for i in range(len(self.places)):
+            gap = sign * (self.values[i][:, None] - slope * self.places[i][:, None])
+            if left is not None:
+                ends = torch.maximum(left, gap)
+                if self.strays.dim():
+                    ends = ends + self.strays[i - 1][:, None]
+                top = torch.maximum(top, ends)
+            left = gap
+        return top
 
     def range(self) -> tuple[Tensor, Tensor]:
         """Bounds on φ(z + ζ) − φ̂."""
-        flat = torch.zeros_like(self.error)
-        return self.low(flat), self.high(flat)
+        flat = torch.zeros_like(self.error)[:, None]
+        return self.low(flat)[:, 0], self.high(flat)[:, 0]
 
     def steep(self, sign: int) -> Tensor:
         """The slope of the best line above (sign 1) or below (−1) the graph: the one that is closest at the midpoint.
@@ -87,8 +97,8 @@ class Grid:
         return slope.clamp(-self.steepest, self.steepest)
 
 
-def grid(site: Site, centre: Tensor, value: Tensor, below: Tensor, above: Tensor, unit: float) -> Grid:
-    """The graph of a site over [centre − below, centre + above]; its implementation is off by ulps of size 2·unit."""
+def grid(site: Site, centre: Tensor, value: Tensor, below: Tensor, above: Tensor) -> Grid:
+    """The graph of a site over [centre − below, centre + above], by its implementation in float64."""
     slope, function = site.slope, site.function
     assert slope is not None
     assert function is not None
@@ -101,7 +111,7 @@ def grid(site: Site, centre: Tensor, value: Tensor, below: Tensor, above: Tensor
     strays = _strays(slope, width, values, alpha, beta)
     size = images.abs().amax(0) + value.abs() + steepest * (points.abs().amax(0) + centre.abs())
     # The values once, and the strays that are computed from the differences of two of them.
-    relative = _ROUND + 3 * 2 * unit * (slope.ulps or 0.0)
+    relative = _ROUND + 3 * 2.01 * UNIT_ROUNDOFF[torch.float64] * (slope.ulps or 0.0)
     tiny = 4 * torch.finfo(torch.float64).tiny
     return Grid(places, values, size * relative + tiny, strays, steepest)
 

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from lipcert.certificate.stages import underflow_loss
 from lipcert.local.funnels import Funnel, dual_norms, make_funnel, pulled_to_input
+from lipcert.local.receptive_fields import Frame, frames_of
 from lipcert.network.convolution import Convolution
-from lipcert.network.linear import Dense, LinearOp, Scale
+from lipcert.network.linear import Dense, Identity, LinearOp, Scale
 from lipcert.network.normal_form import Network
 from lipcert.norms.operations import operation_norm
 from lipcert.norms.product_errors import magnitude_norm
@@ -61,8 +62,16 @@ class Prepared:
             self.rows.append([_row_norms(edge.op) for edge in node.edges])
         self.prefix = _prefix_nodes(exact)
         self.folding = _folding_nodes(exact)
+        self.passing = _passing_nodes(exact)
         self._funnels: dict[float, Funnel] = {}
         self._prefix_norms: dict[tuple[int, float], Tensor | None] = {}
+        self._frames: dict[int, dict[int, Frame] | None] = {}
+
+    def frames(self, v: int) -> dict[int, Frame] | None:
+        """The windows of rows of a node; see `frames_of`."""
+        if v not in self._frames:
+            self._frames[v] = frames_of(self.exact, v)
+        return self._frames[v]
 
     def funnel(self, norm: float) -> Funnel:
         """Where rows need not be pulled back any further; see `Funnel`."""
@@ -120,6 +129,17 @@ def _folding_nodes(network: Network) -> set[int]:
         assert site.slope is not None
         if counts[site.source] == 1 and site.slope.elementwise and network.nodes[site.source].edges:
             nodes.add(site.source)
+    return nodes
+
+
+def _passing_nodes(network: Network) -> set[int]:
+    """Linear nodes that are read by one scale or one term of a sum and by nothing else."""
+    counts = _use_counts(network)
+    nodes = set()
+    for node in network.nodes:
+        for edge in node.edges:
+            if counts[edge.source] == 1 and isinstance(edge.op, Identity | Scale) and network.nodes[edge.source].edges:
+                nodes.add(edge.source)
     return nodes
 
 

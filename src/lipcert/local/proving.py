@@ -111,7 +111,7 @@ def radius_of(state: Deviations, point: Point, pulled: Pulled) -> Tensor:
     radius = state.ball.radius
     slack = margins + pulled.constant
     slack = slack - gamma(4) * (margins.abs() + pulled.constant.abs())
-    whole = (margins + pulled.at(radius) - gamma(4) * margins.abs() > 0).all(1)
+    whole = (margins + pulled.at(radius) - gamma(6) * margins.abs() > 0).all(1)
     ratios = torch.where(slack > 0, slack / pulled.steepness.clamp(min=torch.finfo(torch.float64).tiny), 0.0)
     shorter = torch.minimum(ratios.amin(1) * _ROUND_DOWN, radius)
     proved = torch.where(whole, radius, shorter.clamp(min=0.0))

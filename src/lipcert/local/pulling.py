@@ -16,12 +16,15 @@ from torch import Tensor
 
 from lipcert.local.funnels import dual_norms
 from lipcert.local.prepared import Prepared
-from lipcert.local.relaxations import Relaxation
+from lipcert.local.relaxations import Relaxation, dot
 from lipcert.network.linear import Dense
 from lipcert.rounding import gamma
 
 Rows = dict[int, Tensor]
 """Rows at nodes, (B, R, …) each, whose products with deviations are added."""
+VANISHED = 1e-150
+"""More than what rows lose where products underflow: 2⁻¹⁰⁷⁴ each, times deviations of up to 1e100; beyond, nothing is
+certified."""
 
 
 @dataclass(frozen=True)
@@ -34,15 +37,20 @@ class Ball:
 
 @dataclass(frozen=True)
 class Pulled:
-    """Rows have become y·Δ ≥ constant − ρ·steepness for deviations within ρ, up to the radius of the ball; (B, R)."""
+    """Rows have become y·Δ ≥ constant − ρ·steepness for deviations within ρ, up to the radius of the ball.
+
+    (B, R) each, or (P,) for rows of any inputs.
+    """
 
     constant: Tensor
     steepness: Tensor
 
     def at(self, radius: Tensor) -> Tensor:
-        """(B, R): the bound at radius ρ, (B,)."""
-        fall = radius[:, None] * self.steepness
-        return self.constant - fall - gamma(4) * (self.constant.abs() + fall)
+        """The bound at the radii ρ of the rows' inputs, (B,) or (P,)."""
+        if self.steepness.dim() == 2:
+            radius = radius[:, None]
+        fall = radius * self.steepness
+        return self.constant - fall - gamma(6) * (self.constant.abs() + fall)
 
     def take(self, index: Tensor) -> Pulled:
         """Those of some inputs."""
@@ -53,7 +61,7 @@ class Pulled:
 class Walls:
     """What rows meet on their way: allowances η, (B, 1, n), of linear nodes, and the relaxations of sites.
 
-    folded: nodes whose allowances are part of the relaxation of the only site that reads them.
+    folded: nodes whose allowances are part of what the only site or node that reads them asks for.
     """
 
     allowances: dict[int, Tensor]
@@ -70,7 +78,7 @@ class Walls:
         """(B, R): −|y|·η for rows at a linear node."""
         if v in self.folded:
             return torch.zeros(rows.shape[:2], dtype=rows.dtype, device=rows.device)
-        return -torch.bmm(rows.flatten(2).abs(), self.allowances[v].transpose(1, 2))[:, :, 0]
+        return -dot(rows.abs(), self.allowances[v])
 
 
 def pull_back(prepared: Prepared, walls: Walls, norm: float, rows: Rows, constant: Tensor) -> Pulled:
@@ -102,7 +110,7 @@ def pull_back(prepared: Prepared, walls: Walls, norm: float, rows: Rows, constan
                 pulled = edge.op.adjoint(y.flatten(0, 1))
                 _add(values, edge.source, pulled.reshape(*y.shape[:2], *edge.op.in_shape))
         total, size, count = total + part, size + part.abs(), count + 1
-    return Pulled(total - gamma(count) * size, steepness)
+    return Pulled(total - gamma(count) * size - VANISHED, steepness)
 
 
 def unit_rows(prepared: Prepared, v: int, places: Tensor, allowance: Tensor) -> tuple[Rows, Tensor]:

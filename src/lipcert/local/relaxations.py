@@ -17,6 +17,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from lipcert.network.tangents import Tangent, adjoint_at
 from lipcert.rounding import gamma
 
 
@@ -41,8 +42,16 @@ class Relaxation(ABC):
         In the code y⁺a + y⁻b is y(a+b)/2 + |y|(a−b)/2, which takes fewer passes over the rows.
         """
         sizes = rows.abs()
-        constant = _dot(rows, (self.low + self.high) / 2) + _dot(sizes, (self.low - self.high) / 2)
+        constant = dot(rows, self.middle()) + dot(sizes, self.spread())
         return self._pull(rows, sizes), constant
+
+    def middle(self) -> Tensor:
+        """(μ_low + μ_high)/2."""
+        return (self.low + self.high) / 2
+
+    def spread(self) -> Tensor:
+        """(μ_low − μ_high)/2."""
+        return (self.low - self.high) / 2
 
     @abstractmethod
     def _pull(self, rows: Tensor, sizes: Tensor) -> Tensor | None: ...
@@ -58,8 +67,15 @@ class Lines(Relaxation):
     high: Tensor
 
     def _pull(self, rows: Tensor, sizes: Tensor) -> Tensor:
-        mean, half = (self.low_slope + self.high_slope) / 2, (self.low_slope - self.high_slope) / 2
-        return torch.addcmul(rows * mean, sizes, half)
+        return torch.addcmul(rows * self.mean_slope(), sizes, self.half_slope())
+
+    def mean_slope(self) -> Tensor:
+        """(λ_low + λ_high)/2."""
+        return (self.low_slope + self.high_slope) / 2
+
+    def half_slope(self) -> Tensor:
+        """(λ_low − λ_high)/2."""
+        return (self.low_slope - self.high_slope) / 2
 
 
 @dataclass(frozen=True)
@@ -100,23 +116,13 @@ class Plane(Relaxation):
     """The derivative of a function at the centre, and a remainder."""
 
     function: Callable[[Tensor], Tensor]
+    tangent: Tangent
     centre: Tensor
     low: Tensor
     high: Tensor
 
     def _pull(self, rows: Tensor, sizes: Tensor) -> Tensor:
-        point = self.centre[:, None].repeat_interleave(rows.shape[1], 1)
-        pulled = adjoint_at(self.function, point.flatten(0, 1), rows.flatten(0, 1))
-        return pulled.reshape(point.shape)
-
-
-def adjoint_at(function: Callable[[Tensor], Tensor], point: Tensor, rows: Tensor) -> Tensor:
-    """The transposed derivative of a function at a point, applied to rows."""
-    wants_graph = rows.requires_grad
-    with torch.inference_mode(False), torch.enable_grad():
-        x = point.detach().clone().requires_grad_()
-        (gradient,) = torch.autograd.grad(function(x), x, rows, create_graph=wants_graph)
-    return gradient
+        return self.tangent.adjoint(self.function, self.centre, rows)
 
 
 def widened(values: Tensor, size: Tensor, outward: int, first: int = 1) -> Tensor:
@@ -130,9 +136,9 @@ def widened(values: Tensor, size: Tensor, outward: int, first: int = 1) -> Tenso
     return values + outward * 4 * gamma(count + 6) * size
 
 
-def _dot(rows: Tensor, values: Tensor) -> Tensor:
+def dot(rows: Tensor, values: Tensor) -> Tensor:
     """(B, R): the product of every row with the values of its input, or with those of its own."""
-    flat = rows.flatten(2)
-    if values.shape[1] == 1:
-        return torch.bmm(flat, values.flatten(2).transpose(1, 2))[:, :, 0]
-    return (flat * values.flatten(2)).sum(2)
+    flat, factors = rows.flatten(2), values.flatten(2)
+    if factors.shape[1] == 1:
+        return torch.bmm(flat, factors.transpose(1, 2))[:, :, 0]
+    return (flat * factors).sum(2)

@@ -15,11 +15,11 @@ from torch import Tensor
 from lipcert.local.funnels import dual_norms
 from lipcert.local.grids import Grid, grid
 from lipcert.local.prepared import Prepared
-from lipcert.local.relaxations import Constants, Lines, Picks, Plane, Relaxation, adjoint_at, widened
+from lipcert.local.relaxations import Constants, Lines, Picks, Plane, Relaxation, widened
 from lipcert.network.normal_form import Site
 from lipcert.network.slopes import Slope
-from lipcert.network.tangents import LocalSlope
-from lipcert.rounding import gamma
+from lipcert.network.tangents import LocalSlope, adjoint_at
+from lipcert.rounding import UNIT_ROUNDOFF, gamma
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class Replaced:
     def lines(self, low_slope: Tensor, high_slope: Tensor) -> Lines:
         """Lines of other slopes, (B, R, …) or (B, 1, …)."""
         assert self.grid is not None
-        low = torch.stack([self.grid.low(slope) for slope in low_slope.unbind(1)], 1) - self.allowance[:, None]
-        high = torch.stack([self.grid.high(slope) for slope in high_slope.unbind(1)], 1) + self.allowance[:, None]
+        low = self.grid.low(low_slope) - self.allowance[:, None]
+        high = self.grid.high(high_slope) + self.allowance[:, None]
         inward = self.inward[:, None]
         low, high = low - low_slope.abs() * inward, high + high_slope.abs() * inward
         size = torch.maximum(low.abs(), high.abs())
@@ -90,7 +90,7 @@ def replace_site(
     low, high = _range(site, slope, centre, value, below, above)
     error = _error(slope, value.abs() + torch.maximum(-low, high), size, centre, value, prepared)
     if slope.extremum:
-        return _picks(site, slope, centre, value, below, above, error, prepared.fan_out)
+        return _picks(site, slope, centre, value, below, above, error, prepared)
     low, high = low - error, high + error
     return Replaced(Constants(*_outwards(low, high)), -low, high, error, error, inward)
 
@@ -103,16 +103,13 @@ def _plane(
     assert function is not None
     assert tangent is not None
     reach = torch.maximum(below, above)
-    remainder = tangent.remainder(centre, reach)
     steps = tangent.linear(centre, reach)
-    outputs = value.abs() + steps + remainder
-    error = tangent.error(centre, reach, outputs, prepared.network.dtype)
-    # Rows are pulled back by automatic differentiation, a few dozen roundings for every entry that is summed. What is
-    # computed on the way, exponentials of up to 10³ and deviations from means, is off by far less than 10⁻¹¹.
-    entries = prod(centre.shape[1:]) + prod(value.shape[1:])
-    slack = remainder + 2 * error + (gamma(8 * entries + 64 + prepared.fan_out) + 1e-11) * steps
-    range_ = steps + slack
-    relaxation = Plane(function, centre, *_outwards(-slack, slack))
+    error = tangent.error(centre, reach, prepared.network.dtype)
+    slack = tangent.remainder(centre, reach) + 2 * error + tangent.pulling_error(centre, reach)
+    # Rows that meet before the site are added to those of other sites: that rounds |J|ᵀ|y| once for each.
+    slack = (slack + gamma(prepared.fan_out + 2) * steps) * (1 + gamma(6))
+    range_ = (steps + slack) * (1 + gamma(2))
+    relaxation = Plane(function, tangent, centre, *_outwards(-slack, slack))
     return Replaced(relaxation, range_, range_, error, slack, torch.zeros_like(centre))
 
 
@@ -123,10 +120,10 @@ def _outwards(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _error(slope: Slope, outputs: Tensor, inputs: Tensor, centre: Tensor, value: Tensor, prepared: Prepared) -> Tensor:
-    """e: the rounding of the executed nonlinearity, from the largest outputs and inputs."""
+    """e: the rounding of the nonlinearity as executed and as the proof computes it, from the largest values."""
     entries = max(prod(centre.shape[1:]), prod(value.shape[1:]))
     lipschitz = float(slope.lipschitz())
-    relative = 2.01 * slope.roundings(entries) * prepared.unit
+    relative = 2.01 * slope.roundings(entries) * (prepared.unit + UNIT_ROUNDOFF[torch.float64])
     flushed = (1 + lipschitz) * 2.0**21 * torch.finfo(prepared.network.dtype).tiny
     return relative * (outputs + lipschitz * inputs) + flushed
 
@@ -141,7 +138,7 @@ def _elementwise(
     inward: Tensor,
     prepared: Prepared,
 ) -> Replaced:
-    graph = grid(site, centre, value, below, above, prepared.unit)
+    graph = grid(site, centre, value, below, above)
     span = torch.maximum(below, above)
     low, high = graph.range()
     outputs = value.abs() + torch.maximum(-low, high)
@@ -170,7 +167,14 @@ def _range(
 
 
 def _picks(
-    site: Site, slope: Slope, centre: Tensor, value: Tensor, below: Tensor, above: Tensor, error: Tensor, fan_out: int
+    site: Site,
+    slope: Slope,
+    centre: Tensor,
+    value: Tensor,
+    below: Tensor,
+    above: Tensor,
+    error: Tensor,
+    prepared: Prepared,
 ) -> Replaced:
     """Largest entries: the picked ones have the largest lower ends, so that they are settled as often as possible."""
     function, sign = site.function, slope.extremum
@@ -188,7 +192,7 @@ def _picks(
     slack = gamma(8) * (value.abs() + picked.abs() + function(far).abs()) + error
     # What is pulled back is at most the largest span of the entries, times a row.
     span = torch.maximum(below, above)
-    slack = slack + gamma(fan_out + 6) * span.flatten(1).amax(1).reshape(-1, *(1,) * (value.dim() - 1))
+    slack = slack + gamma(prepared.fan_out + 6) * span.flatten(1).amax(1).reshape(-1, *(1,) * (value.dim() - 1))
     line_low, line_high = (line, end) if sign > 0 else (end, line)
     reach_low, reach_high = function(low) - value - slack, function(high) - value + slack
     relaxation = Picks(function, ranks, settled, sign, *_outwards(line_low - slack, line_high + slack))

@@ -71,9 +71,9 @@ def sharpen(state: Deviations, node: int, rows: Tensor, pulled: Pulled, margins:
     return _ascend(state, {node: rows}, constant, pulled, objective, steps, rows.shape[1])
 
 
-def sharpen_shared(state: Deviations, rows: Rows, constant: Tensor, pulled: Pulled, steps: int) -> Pulled:
-    """Slopes that all rows share."""
-    return _ascend(state, rows, constant, pulled, torch.sum, steps, 1)
+def sharpen_inner(state: Deviations, rows: Rows, constant: Tensor, pulled: Pulled, steps: int) -> Pulled:
+    """Slopes for every row of the inputs of a site by itself."""
+    return _ascend(state, rows, constant, pulled, torch.sum, steps, constant.shape[1])
 
 
 def _ascend(

@@ -6,9 +6,10 @@ from math import inf
 from typing import Any
 
 from lipcert.network import slopes
+from lipcert.network.normalised import Softmax
 from lipcert.network.rules.call import Call, Constant, Extremum, Input, Refusal, Result, SortedPair
 from lipcert.network.rules.registry import rule_for
-from lipcert.network.tangents import Softmax, local_slope
+from lipcert.network.tangents import local_slope
 
 
 def check_values(call: Call) -> None:

@@ -1,0 +1,80 @@
+"""Narrower intervals for the inputs of sites: rows are pulled back for the entries for which it matters."""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+from torch import Tensor
+
+from lipcert.local.pulling import pull_back, unit_rows
+from lipcert.local.receptive_fields import Frame
+from lipcert.local.replaced import needs_rows
+from lipcert.local.sharpening import Effort, sharpen_inner
+from lipcert.local.state import Deviations
+from lipcert.local.window_rows import pull_windows
+from lipcert.local.windows import Places, Scene
+
+_ROWS_BYTES = 1 << 22
+"""Rows are pulled back so many at a time that they stay in the cache; several times that is what they need."""
+_PASSES = 4
+"""How much more than the largest window a row needs on its way."""
+
+
+def refine(state: Deviations, v: int, effort: Effort) -> tuple[Tensor, Tensor] | None:
+    """How far the entries of a node fall and rise, where its rows show it; None if rows cannot help."""
+    prepared = state.prepared
+    if v in prepared.prefix and prepared.prefix_norms(v, state.ball.norm) is not None:
+        return None
+    needed = torch.zeros_like(state.below[v], dtype=torch.bool)
+    for k in prepared.sites_of_source[v]:
+        needed |= needs_rows(prepared.exact.sites[k], state.centre[v], state.below[v], state.above[v])
+    if not bool(needed.any()):
+        return None
+    frames = prepared.frames(v)
+    if frames is not None and prepared.funnel(state.ball.norm).node < 0 and not effort.inner_steps:
+        return _by_windows(state, v, needed, frames)
+    return _by_rows(state, v, needed, effort)
+
+
+def _by_windows(state: Deviations, v: int, needed: Tensor, frames: dict[int, Frame]) -> tuple[Tensor, Tensor]:
+    below, above = state.below[v].clone(), state.above[v].clone()
+    scene = Scene(state.prepared.exact, v, frames)
+    every = needed.nonzero()
+    entries = [prod(frame.size) * state.prepared.exact.nodes[u].shape[0] for u, frame in frames.items()]
+    chunk = max(1, _ROWS_BYTES // (2 * _PASSES * 8 * max(entries)))
+    for some in torch.split(every, chunk):
+        places = Places(*some.unbind(1))
+        signs = torch.ones(2 * len(some), dtype=torch.float64, device=some.device)
+        signs[len(some) :] = -1.0
+        both = places.twice()
+        pulled = pull_windows(scene, state.walls, state.ball.norm, both, signs)
+        low, high = (-pulled.at(state.ball.radius[both.image])).clamp(min=0).chunk(2)
+        index = some.unbind(1)
+        below[index] = torch.minimum(below[index], low)
+        above[index] = torch.minimum(above[index], high)
+    return below, above
+
+
+def _by_rows(state: Deviations, v: int, needed: Tensor, effort: Effort) -> tuple[Tensor, Tensor]:
+    prepared = state.prepared
+    flat = needed.flatten(1)
+    most = int(flat.sum(1).max())
+    order = flat.to(torch.int8).argsort(stable=True, dim=1, descending=True)[:, :most]
+    below, above = state.below[v].flatten(1).clone(), state.above[v].flatten(1).clone()
+    for places in torch.split(order, _chunk(state, v), dim=1):
+        rows, constant = unit_rows(prepared, v, places, state.walls.allowances[v])
+        pulled = pull_back(prepared, state.walls, state.ball.norm, rows, constant)
+        if effort.inner_steps:
+            pulled = sharpen_inner(state, rows, constant, pulled, effort.inner_steps)
+        low, high = (-pulled.at(state.ball.radius)).clamp(min=0).chunk(2, dim=1)
+        below.scatter_(1, places, torch.minimum(below.gather(1, places), low))
+        above.scatter_(1, places, torch.minimum(above.gather(1, places), high))
+    shape = state.centre[v].shape
+    return below.reshape(shape), above.reshape(shape)
+
+
+def _chunk(state: Deviations, v: int) -> int:
+    """How many places can have their rows pulled back at a time."""
+    largest = max(prod(node.shape) for node in state.prepared.exact.nodes[: v + 1])
+    return max(1, _ROWS_BYTES // (2 * len(state.centre[0]) * largest * 8))
