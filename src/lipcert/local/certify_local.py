@@ -63,6 +63,7 @@ class LocalCertifier:
             self.network = normal_form(program, check=False, local=True)
             self.prepared = Prepared(self.network, normal_form(program, exact=True, local=True))
         self.globally = None if bound is None else Certifier(model, bound)
+        self.guarantee = "deterministic" if bound is None else bound.guarantee
 
     def certify(
         self, x: Tensor, epsilon: float | None = None, first: int = 0, label: Tensor | None = None
@@ -77,18 +78,21 @@ class LocalCertifier:
         """Certificates of one batch, by a search or at ascending ε, as long as they are proved."""
         check_arithmetic(self.network.dtype, self.network.device)
         check_input(x, self.network.input_shape, self.network.dtype)
-        check_finite_inputs(x, first)
         if label is not None:
             check_labels(label, len(x), self.classes)
+        if len(x) == 0:
+            none = torch.zeros(0, dtype=torch.float64)
+            return Certificates(none.long(), none, none, self.guarantee, label, norm=self.norm)
+        check_finite_inputs(x, first)
         x = x.to(self.network.device)
+        start = self._global_radius(x, first)
         values, computed = executed_values(self.network, x)
         logits = computed.double()
         point = Point(values, logits, logits.argmax(1))
-        start, guarantee = self._global_radius(x, first)
         radius = self._radius(point, start, epsilons)
         margin = point.margins().amin(1)
         known = (point.prediction.cpu(), margin.cpu(), radius.cpu())
-        return Certificates(*known, guarantee, label, norm=self.norm)
+        return Certificates(*known, self.guarantee, label, norm=self.norm)
 
     def _radius(self, point: Point, start: Tensor, epsilons: Sequence[float] | None) -> Tensor:
         if epsilons is None:
@@ -108,15 +112,14 @@ class LocalCertifier:
         """(B,): radii within which the predictions are proved, up to the given ones."""
         return proved_radius(self.prepared, point, Ball(self.norm, radius), self.effort)
 
-    def _global_radius(self, x: Tensor, first: int) -> tuple[Tensor, str]:
+    def _global_radius(self, x: Tensor, first: int) -> Tensor:
         """The radii of the bound; an l∞ ball is inside the l2 ball of √n times its radius."""
         if self.globally is None:
-            return torch.zeros(len(x), dtype=torch.float64, device=x.device), "deterministic"
-        certificates = self.globally.certify(x, first)
-        radius = certificates.radius.to(x.device)
+            return torch.zeros(len(x), dtype=torch.float64, device=x.device)
+        radius = self.globally.certify(x, first).radius.to(x.device)
         if self.norm == inf:
             radius = radius / prod(x.shape[1:]) ** 0.5 * (1 - 2.0**-45)
-        return radius, certificates.guarantee
+        return radius
 
 
 def checked_norm(norm: float | str) -> float:
