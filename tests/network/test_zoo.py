@@ -28,7 +28,6 @@ SITES = {
     "maxmin-1024": 1,
     "maxmin-512-512": 2,
     "patches-48": 8,
-    "patches-64": 8,
     "rho-mlp": 2,
     "rho-mlp-256": 4,
     "resnet-small": 7,

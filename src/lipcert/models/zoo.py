@@ -201,7 +201,6 @@ _ARCHITECTURES = (
     Architecture("maxmin-1024", _MNIST, 10, partial(mlp, [1024], activation=MaxMin)),
     Architecture("maxmin-512-512", _MNIST, 10, partial(mlp, [512, 512], activation=MaxMin)),
     Architecture("patches-48", _CIFAR, 10, partial(patch_network, 48, 2)),
-    Architecture("patches-64", _CIFAR, 10, partial(patch_network, 64, 2)),
     Architecture("rho-mlp", _DIGITS, 10, partial(rho_mlp, 64, 2, "sll")),
     Architecture("rho-mlp-256", _MNIST, 10, partial(rho_mlp, 256, 4, "sll")),
     Architecture("resnet-small", _CIFAR, 10, partial(residual, [16, 32, 64], [1, 1, 1])),
