@@ -244,3 +244,29 @@ def test_executed_values_are_those_of_the_program():
     values, logits = executed_values(network, x)
     assert torch.equal(logits, model(x))
     assert torch.equal(values[network.sites[-1].source], model(x).double())
+
+
+class Numbers(nn.Module):
+    """Rows that are single numbers: products with a vector, sums over all entries."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.vector = nn.Linear(4, 5), nn.Parameter(torch.randn(5))
+
+    def forward(self, x):
+        z = torch.tanh(self.first(x))
+        return torch.stack([torch.tanh(z @ self.vector), z.logsumexp(-1), z[:, 0]], 1)
+
+
+@pytest.mark.parametrize("norm", [2, float("inf")])
+def test_rows_that_are_single_numbers(norm):
+    torch.manual_seed(0)
+    model, x = Numbers().eval(), torch.randn(4, 4)
+    radius = lipcert.certify_local(model, x, norm=norm).radius
+    assert (radius > 0).all()
+    with torch.no_grad():
+        for k in range(4):
+            moves = torch.randn(2000, 4)
+            moves = moves / (moves.norm(dim=1, keepdim=True) if norm == 2 else moves.abs().amax(1, keepdim=True))
+            near = model(x[k] + 0.999 * radius[k].float() * moves)
+            assert (near.argmax(1) == model(x[k : k + 1]).argmax(1)).all()

@@ -19,7 +19,7 @@ from math import inf, prod
 import torch
 from torch import Tensor
 
-from lipcert.local.funnels import dual_norms
+from lipcert.local.funnels import dual_norms, flat
 from lipcert.local.prepared import Prepared
 from lipcert.local.pulling import Ball
 from lipcert.local.refining import refine
@@ -57,7 +57,7 @@ def _enter(state: Deviations) -> None:
     state.norms[0] = radius if state.ball.norm == 2 else radius * (entries**0.5 * (1 + gamma(4)))
     state.noise[0] = torch.zeros_like(centre)
     state.below[0] = state.above[0] = state.reach[0]
-    state.largest.append(state.magnitude(0).flatten(1).amax(1))
+    state.largest.append(flat(state.magnitude(0)).amax(1))
 
 
 def _linear_node(state: Deviations, v: int) -> None:
@@ -77,13 +77,13 @@ def _linear_node(state: Deviations, v: int) -> None:
     if v not in state.centre:
         state.centre[v] = _computed(state, v)
     allowance = _allowance(state, v, values)
-    state.largest.append(values.flatten(1).amax(1))
+    state.largest.append(flat(values).amax(1))
     round_up = 1 + 2 * prepared.proof[v]
     reach = torch.minimum(boxes, by_rows) * round_up + allowance
     if v in prepared.prefix:
         state.noise[v] = noise * round_up + allowance
         reach = torch.minimum(reach, _by_prefix(state, v))
-    state.norms[v] = norm * round_up + dual_norms(allowance.flatten(1), 2)
+    state.norms[v] = norm * round_up + dual_norms(flat(allowance), 2)
     _set_reach(state, v, reach, reach)
     _charge(state, v, allowance)
 
@@ -103,7 +103,7 @@ def _charge(state: Deviations, v: int, charged: Tensor) -> None:
                 before = state.walls.allowances[edge.source].reshape(-1, *edge.op.in_shape)
                 charged = charged + edge.op.magnitude(before) * (1 + gamma(4))
                 state.walls.folded.add(edge.source)
-    state.walls.allowances[v] = charged.flatten(1)[:, None] * (1 + 2 * gamma(prod(node.shape) + 2))
+    state.walls.allowances[v] = flat(charged)[:, None] * (1 + 2 * gamma(prod(node.shape) + 2))
     if v in prepared.folding:
         state.walls.folded.add(v)
 
@@ -111,7 +111,7 @@ def _charge(state: Deviations, v: int, charged: Tensor) -> None:
 def _set_reach(state: Deviations, v: int, below: Tensor, above: Tensor) -> None:
     state.below[v], state.above[v] = below, above
     state.reach[v] = torch.maximum(below, above)
-    state.norms[v] = torch.minimum(state.norms[v], dual_norms(state.reach[v].flatten(1), 2))
+    state.norms[v] = torch.minimum(state.norms[v], dual_norms(flat(state.reach[v]), 2))
 
 
 def _computed(state: Deviations, v: int) -> Tensor:
@@ -137,7 +137,7 @@ def _allowance(state: Deviations, v: int, values: Tensor) -> Tensor:
     if prepared.denormal[v]:
         tiny = 2.01 * torch.finfo(prepared.network.dtype).tiny
         for edge in node.edges:
-            total = state.magnitude(edge.source).flatten(1).sum(1) * tiny
+            total = flat(state.magnitude(edge.source)).sum(1) * tiny
             allowance = allowance + total.reshape(-1, *(1,) * len(node.shape))
     return allowance
 
@@ -168,7 +168,7 @@ def _site_output(state: Deviations, v: int, index: int) -> None:
     assert site.slope is not None
     state.norms[v] = torch.full_like(state.ball.radius, inf)
     if not isinstance(site.slope, LocalSlope):
-        rounding = dual_norms(replaced.error.flatten(1), 2)
+        rounding = dual_norms(flat(replaced.error), 2)
         state.norms[v] = float(site.slope.lipschitz()) * state.norms[u] * (1 + gamma(4)) + 2 * rounding
     _set_reach(state, v, replaced.below, replaced.above)
-    state.largest.append(state.magnitude(v).flatten(1).amax(1))
+    state.largest.append(flat(state.magnitude(v)).amax(1))

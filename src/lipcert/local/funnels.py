@@ -84,6 +84,13 @@ def _triangle(matrix: Tensor) -> Tensor | None:
     return lower
 
 
+def flat(x: Tensor, first: int = 1) -> Tensor:
+    """The entries of every row in one axis, the last; a row may be a single number."""
+    if x.dim() == first:
+        return x[..., None]
+    return x.flatten(first)
+
+
 def dual_norms(rows: Tensor, norm: float) -> Tensor:
     """The largest product of each row with a vector of unit norm, rounded up: l2 norms for l2, l1 norms for l∞."""
     count = rows.shape[-1]

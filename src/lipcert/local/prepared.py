@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lipcert.certificate.stages import underflow_loss
-from lipcert.local.funnels import Funnel, dual_norms, make_funnel, pulled_to_input
+from lipcert.local.funnels import Funnel, dual_norms, flat, make_funnel, pulled_to_input
 from lipcert.local.receptive_fields import Frame, frames_of
 from lipcert.network.convolution import Convolution
 from lipcert.network.linear import Dense, Identity, LinearOp, Scale
@@ -99,7 +99,7 @@ class Prepared:
             seed = torch.zeros(len(places), count, dtype=torch.float64, device=self.exact.device)
             seed[torch.arange(len(places)), places] = 1.0
             rows = pulled_to_input(self.exact, v, seed.reshape(-1, *shape))
-            norms.append(dual_norms(rows.flatten(1), norm))
+            norms.append(dual_norms(flat(rows), norm))
         return torch.cat(norms).reshape(shape)
 
 

@@ -14,7 +14,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from lipcert.local.funnels import dual_norms
+from lipcert.local.funnels import dual_norms, flat
 from lipcert.local.prepared import Prepared
 from lipcert.local.relaxations import Relaxation, dot
 from lipcert.network.linear import Dense
@@ -93,11 +93,11 @@ def pull_back(prepared: Prepared, walls: Walls, norm: float, rows: Rows, constan
             continue
         site = network.site_of_output.get(v)
         if site == 0:
-            steepness = dual_norms(y.flatten(2), norm)
+            steepness = dual_norms(flat(y, 2), norm)
             continue
         if v == funnel.node:
             part = walls.charge(v, y)
-            steepness = dual_norms(y.flatten(2) @ funnel.matrix, norm)
+            steepness = dual_norms(flat(y, 2) @ funnel.matrix, norm)
             total, size, count = total + part, size + part.abs(), count + 1
             continue
         if site is not None:

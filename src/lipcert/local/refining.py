@@ -7,6 +7,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from lipcert.local.funnels import flat
 from lipcert.local.pulling import pull_back, unit_rows
 from lipcert.local.receptive_fields import Frame
 from lipcert.local.replaced import needs_rows
@@ -58,10 +59,10 @@ def _by_windows(state: Deviations, v: int, needed: Tensor, frames: dict[int, Fra
 
 def _by_rows(state: Deviations, v: int, needed: Tensor, effort: Effort) -> tuple[Tensor, Tensor]:
     prepared = state.prepared
-    flat = needed.flatten(1)
-    most = int(flat.sum(1).max())
-    order = flat.to(torch.int8).argsort(stable=True, dim=1, descending=True)[:, :most]
-    below, above = state.below[v].flatten(1).clone(), state.above[v].flatten(1).clone()
+    wanted = flat(needed)
+    most = int(wanted.sum(1).max())
+    order = wanted.to(torch.int8).argsort(stable=True, dim=1, descending=True)[:, :most]
+    below, above = flat(state.below[v]).clone(), flat(state.above[v]).clone()
     for places in torch.split(order, _chunk(state, v), dim=1):
         rows, constant = unit_rows(prepared, v, places, state.walls.allowances[v])
         pulled = pull_back(prepared, state.walls, state.ball.norm, rows, constant)

@@ -17,6 +17,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from lipcert.local.funnels import flat
 from lipcert.network.tangents import Tangent, adjoint_at
 from lipcert.rounding import gamma
 
@@ -138,7 +139,7 @@ def widened(values: Tensor, size: Tensor, outward: int, first: int = 1) -> Tenso
 
 def dot(rows: Tensor, values: Tensor) -> Tensor:
     """(B, R): the product of every row with the values of its input, or with those of its own."""
-    flat, factors = rows.flatten(2), values.flatten(2)
+    entries, factors = flat(rows, 2), flat(values, 2)
     if factors.shape[1] == 1:
-        return torch.bmm(flat, factors.transpose(1, 2))[:, :, 0]
-    return (flat * factors).sum(2)
+        return torch.bmm(entries, factors.transpose(1, 2))[:, :, 0]
+    return (entries * factors).sum(2)

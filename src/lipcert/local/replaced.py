@@ -12,7 +12,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from lipcert.local.funnels import dual_norms
+from lipcert.local.funnels import dual_norms, flat
 from lipcert.local.grids import Grid, grid
 from lipcert.local.prepared import Prepared
 from lipcert.local.relaxations import Constants, Lines, Picks, Plane, Relaxation, widened
@@ -86,7 +86,7 @@ def replace_site(
     if isinstance(slope, LocalSlope):
         return _plane(site, slope, centre, value, below, above, prepared)
     span = torch.maximum(below, above)
-    size = (centre.abs() + span).flatten(1).amax(1).reshape(-1, *(1,) * (value.dim() - 1))
+    size = flat(centre.abs() + span).amax(1).reshape(-1, *(1,) * (value.dim() - 1))
     low, high = _range(site, slope, centre, value, below, above)
     error = _error(slope, value.abs() + torch.maximum(-low, high), size, centre, value, prepared)
     if slope.extremum:
@@ -155,7 +155,7 @@ def _range(
     """Bounds on φ(z′) − φ̂(z): from monotonicity, and from the Lipschitz constant in l2."""
     assert site.function is not None
     span = torch.maximum(below, above)
-    length = float(slope.lipschitz()) * dual_norms(span.flatten(1), 2) * (1 + gamma(4))
+    length = float(slope.lipschitz()) * dual_norms(flat(span), 2) * (1 + gamma(4))
     length = length.reshape(-1, *(1,) * (value.dim() - 1)).expand_as(value)
     low, high = -length, length
     if slope.monotone:
@@ -182,7 +182,7 @@ def _picks(
     outward = gamma(4) * (centre.abs() + below + above)
     low, high = centre - below - outward, centre + above + outward
     near, far = (low, high) if sign > 0 else (high, low)
-    ranks = near.flatten(1).argsort(stable=True, dim=1).argsort(dim=1).double().reshape(near.shape)  # no two are equal
+    ranks = flat(near).argsort(stable=True, dim=1).argsort(dim=1).double().reshape(near.shape)  # no two are equal
     chosen = adjoint_at(function, ranks, torch.ones_like(value)) > 0
     picked = function(torch.where(chosen, centre, -sign * torch.inf))
     others = function(torch.where(chosen, -sign * torch.inf, far))
@@ -192,7 +192,7 @@ def _picks(
     slack = gamma(8) * (value.abs() + picked.abs() + function(far).abs()) + error
     # What is pulled back is at most the largest span of the entries, times a row.
     span = torch.maximum(below, above)
-    slack = slack + gamma(prepared.fan_out + 6) * span.flatten(1).amax(1).reshape(-1, *(1,) * (value.dim() - 1))
+    slack = slack + gamma(prepared.fan_out + 6) * flat(span).amax(1).reshape(-1, *(1,) * (value.dim() - 1))
     line_low, line_high = (line, end) if sign > 0 else (end, line)
     reach_low, reach_high = function(low) - value - slack, function(high) - value + slack
     relaxation = Picks(function, ranks, settled, sign, *_outwards(line_low - slack, line_high + slack))
