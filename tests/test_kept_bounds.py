@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from lipcert import cli
 from lipcert.bounds.compute import bound_targets
-from lipcert.commands import bound_command
+from lipcert.commands import bound_task
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def methods(tmp_path, monkeypatch):
         return bound_targets(model, shape, method, *rest, **options)
 
     monkeypatch.setenv("LIPCERT_CACHE", str(tmp_path))
-    monkeypatch.setattr(bound_command, "bound_targets", counted)
+    monkeypatch.setattr(bound_task, "bound_targets", counted)
     return computed, stopped
 
 
