@@ -143,3 +143,12 @@ def test_arrays_that_the_model_would_round_are_refused(certify):
 def test_what_is_no_batch_of_numbers_is_refused(certify, x):
     with pytest.raises(ShapeError, match=r"single number|expected numbers"):
         certify(nn.Sequential(nn.Linear(1, 2)).eval(), x)
+
+
+def test_arrays_of_other_byte_orders_and_with_masks():
+    model = nn.Sequential(nn.Linear(4, 3)).eval()
+    x = np.random.default_rng(0).random((5, 4)).astype(np.float32)
+    swapped = lipcert.certify(model, x.astype(">f4"))
+    assert torch.equal(swapped.radius, lipcert.certify(model, x).radius)
+    with pytest.raises(ShapeError, match="the array is masked"):
+        lipcert.certify(model, np.ma.masked_less(x, 0.5))

@@ -138,3 +138,18 @@ def test_the_metric_counts_over_processes(monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda counts: counts.add_(other.counts))
     assert metric.compute() == metric.compute() == {0.0: 2 / 3, 0.5: 1 / 3}
+
+
+def test_one_logit_with_weights_that_are_computed():
+    torch.manual_seed(0)
+    model = nn.utils.parametrizations.weight_norm(nn.Linear(4, 1)).eval()
+    x = torch.rand(5, 4)
+    certificates = lipcert.certify(model, x)
+    expected = model(x)[:, 0].abs() / model.weight.norm()
+    assert torch.allclose(certificates.radius, expected.double(), rtol=1e-4, atol=1e-6)
+    assert torch.equal(certificates.prediction, (model(x)[:, 0] > 0).long())
+
+
+def test_one_logit_is_not_counted():
+    with pytest.raises(ShapeError, match="there is one logit"):
+        lipcert.CertifiedAccuracy(0.2).update(torch.ones(3, 1), torch.ones(3), torch.ones(3, dtype=torch.long))

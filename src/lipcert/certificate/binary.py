@@ -38,7 +38,7 @@ def with_two_logits(network: Network, bound: Bound) -> tuple[Network, Bound]:
             f"the bound has the target {bound.target}, which says nothing about a model with one logit; use "
             "lipcert.bound(…, target='network')"
         )
-    wide = trace(TwoLogits(network.program.module()).eval(), network.input_shape)
+    wide = trace(TwoLogits(network.program.frozen().module()).eval(), network.input_shape)
     if wide.depth != network.depth:
         raise BoundError("the model with a second logit has other sites than the bound; give it two logits yourself")
     constants = bound.tails.reshape(len(bound.tails), 1, 1)  # (n+1, 1, 1)

@@ -27,8 +27,11 @@ def from_numpy(value: Any, model: nn.Module | None = None) -> Any:
     """
     if not isinstance(value, np.ndarray):
         return value
+    if isinstance(value, np.ma.MaskedArray):
+        raise ShapeError("the array is masked; fill what is masked with x.filled(…)")
     try:
-        tensor = torch.from_numpy(np.require(value, requirements=["C", "W"]))
+        native = value.astype(value.dtype.newbyteorder("="), copy=False)
+        tensor = torch.from_numpy(np.require(native, requirements=["C", "W"]))
     except TypeError:
         raise ShapeError(f"the array has entries of type {value.dtype}, expected numbers") from None
     weights = [] if model is None else [weight for weight in model.parameters() if weight.is_floating_point()]

@@ -41,6 +41,8 @@ class CertifiedAccuracy(nn.Module):
         if logits.dim() != 2 or radius.shape != logits.shape[:1] or labels.shape != logits.shape[:1]:
             shapes = f"{tuple(logits.shape)}, {tuple(radius.shape)} and {tuple(labels.shape)}"
             raise ShapeError(f"logits, radius and labels have the shapes {shapes}, expected (B, K), (B,) and (B,)")
+        if logits.shape[1] < 2:
+            raise ShapeError("there is one logit; pass what CertifiedClassifier returns, which are two")
         correct = logits.argmax(1) == labels.to(logits.device)
         counts = [len(correct), int(correct.sum())]
         for epsilon in self.epsilons:
