@@ -66,6 +66,17 @@ def test_folders_that_cannot_be_made(monkeypatch, capsys):
         pass
 
 
+def test_a_disk_that_is_read_only(monkeypatch, capsys, tmp_path):
+    def refuse(path, *_, **__):
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    said = fails(monkeypatch, capsys, *TRAIN, tmp_path / "run")
+    assert "Read-only file system; choose another place, or make room there" in said
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_training_on_a_full_disk_can_be_continued(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("COLUMNS", "200")
     folder = tmp_path / "run"

@@ -12,17 +12,18 @@ import pytest
 from lipcert.processes import gathered, of_first, own_share, process_count, process_rank, sharing_work
 
 
-def torchrun(*command, folder, expected=0):
-    """What two processes print together, in an empty cache."""
+def torchrun(*command, folder, module="lipcert"):
+    """What two processes of a module, or of a file, print together, in an empty cache."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
-    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={port}", "-m"]
+    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={port}"]
+    what = [str(module)] if str(module).endswith(".py") else ["-m", module]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "LIPCERT_CACHE": str(folder / "cache")}
     done = subprocess.run(
-        [*start, "lipcert", *command], env=environment, capture_output=True, text=True, check=False, timeout=300
+        [*start, *what, *command], env=environment, capture_output=True, text=True, check=False, timeout=300
     )
-    assert done.returncode == expected, done.stderr
+    assert done.returncode == 0, done.stderr
     return done.stdout
 
 
@@ -67,3 +68,18 @@ def test_two_processes_certify_as_one(tmp_path):
 def rows(folder):
     with (folder / "certificates.csv").open() as file:
         return list(csv.DictReader(file))
+
+
+def test_the_metric_counts_the_inputs_of_all_processes(tmp_path):
+    script = tmp_path / "metric.py"
+    script.write_text(
+        "import torch, torch.distributed as dist, lipcert\n"
+        "dist.init_process_group('gloo')\n"
+        "metric = lipcert.CertifiedAccuracy(0.5)\n"
+        "mine = slice(0, 1) if dist.get_rank() == 0 else slice(1, 4)\n"
+        "radius, labels = torch.tensor([1.0, 0.2, 0.7, 0.9]), torch.tensor([0, 0, 1, 0])\n"
+        "metric.update(torch.eye(2)[[0, 0, 0, 0]][mine], radius[mine], labels[mine])\n"
+        "print(metric.compute())\n"
+        "dist.destroy_process_group()\n"
+    )
+    assert torchrun(folder=tmp_path, module=script).splitlines() == 2 * ["{0.0: 0.75, 0.5: 0.5}"]
