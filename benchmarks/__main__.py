@@ -8,7 +8,7 @@ import sys
 import torch
 from rich.console import Console
 
-from benchmarks import certificates, estimates, local, ordinary, refined, tightness
+from benchmarks import certificates, estimates, limits, local, ordinary, refined, tightness
 from benchmarks.measure import store
 
 PARTS = {
@@ -18,6 +18,8 @@ PARTS = {
     "pairwise": lambda repeats: estimates.pairwise_cost(max(3, repeats // 3)),
     "bounds": lambda repeats: certificates.bound_times(["4C3F", "6C2F", "8C2F"]),
     "ordinary": ordinary.ordinary,
+    "ceilings": limits.ceilings,
+    "processes": limits.processes,
     "certify": lambda repeats: certificates.certification_speed(max(3, repeats // 3)),
     "executions": certificates.execution_speed,
     "tightness": tightness.compare,

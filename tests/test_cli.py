@@ -140,10 +140,11 @@ def test_all_methods_as_a_table_with_refusals(run, monkeypatch):
 def test_a_method_without_a_target_is_refused_for_that_target_only(run):
     arguments = ("--method", "all", "--target", "network", "--target", "last-layer", "--json")
     rows = json.loads(run("bound", "digit_net:build", *arguments))
-    values = {row["target"]: row["value"] for row in rows if row["method"] == "lipsdp"}
-    assert values["network"] > 0
-    assert values["last-layer"] is None
-    assert all(row["value"] > 0 for row in rows if row["method"] != "lipsdp")
+    for method in ("ellipsoids", "lipsdp"):
+        values = {row["target"]: row["value"] for row in rows if row["method"] == method}
+        assert values["network"] > 0
+        assert values["last-layer"] is None
+    assert all(row["value"] > 0 for row in rows if row["method"] not in ("ellipsoids", "lipsdp"))
 
 
 def test_all_estimates(run):

@@ -32,6 +32,15 @@ def test_the_smallest_has_exactly_the_figures_that_are_stored(tmp_path):
     assert found["fingerprint"] == stored.fingerprint
 
 
+def test_sums_in_parts_are_certified_and_attacked(tmp_path):
+    model = str(pretrained_folder("digits") / "model.safetensors")
+    words = ("certify", model, "--data", "digits", "--eps", "0.25", "--limit", "20", "--split", "--attack")
+    found = json.loads(invoke(*words, "--out", str(tmp_path), "--json"))
+    assert found["execution"] == "float32-split"
+    (at,) = found["at"]
+    assert at["certified"] <= at["attacked"] <= found["clean"]
+
+
 def test_the_classifier_has_its_bound_its_figures_and_its_command():
     classifier = lipcert.pretrained("digits")
     test = data.load("digits").test

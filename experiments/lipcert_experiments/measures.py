@@ -29,7 +29,7 @@ from lipcert_experiments.plan import ATTACKED, RESTARTS, STEPS, Plan
 
 ESTIMATE_ITERATIONS = 100
 """Of every estimate here; the authors' evaluation has as many."""
-TARGETS = ("pairwise", "per-class", "network")
+COMPARED_TARGETS = ("pairwise", "per-class", "network")
 _BATCH = 256
 
 
@@ -120,10 +120,12 @@ def constants(subject: Subject) -> dict[str, Any]:
     found: dict[str, Any] = {"guaranteed": {}, "estimate": {}, "guarantee": {}}
     for method in ("naive", "liplt"):
         with torch.no_grad():
-            values = {target: _estimator(loaded, method, target)() for target in TARGETS}
+            values = {target: _estimator(loaded, method, target)() for target in COMPARED_TARGETS}
         found["estimate"][method] = {target: mean_pair(value, target) for target, value in values.items()}
         try:
-            bounds = bound_targets(loaded.model, loaded.input_shape, method, TARGETS, progress=subject.progress)
+            bounds = bound_targets(
+                loaded.model, loaded.input_shape, method, COMPARED_TARGETS, progress=subject.progress
+            )
         except TooLargeError as error:
             found["guarantee"][method] = f"not computed: {error}"
             continue

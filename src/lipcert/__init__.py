@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from lipcert import data, errors, layers, losses
     from lipcert.bounds.bound import Bound
     from lipcert.bounds.compute import bound
-    from lipcert.bounds.estimator import Estimate, Estimator
+    from lipcert.bounds.estimates import Estimate
+    from lipcert.bounds.estimator import Estimator
     from lipcert.bounds.fit import FitOptions
     from lipcert.bounds.sampled import estimate_sampled
     from lipcert.certificate import Certificates, CertifiedAccuracy, CertifiedClassifier, certify
@@ -74,7 +75,7 @@ _PLACES = {
     "CertifiedAccuracy": "lipcert.certificate",
     "CertifiedClassifier": "lipcert.certificate",
     "Effort": "lipcert.local.sharpening",
-    "Estimate": "lipcert.bounds.estimator",
+    "Estimate": "lipcert.bounds.estimates",
     "Estimator": "lipcert.bounds.estimator",
     "FitOptions": "lipcert.bounds.fit",
     "LipcertError": "lipcert.errors",

@@ -8,7 +8,15 @@ from difflib import get_close_matches
 
 
 class LipcertError(Exception):
-    """Base of all errors that lipcert raises on purpose; the command line exits with 2 on any of them."""
+    """Base of all errors that lipcert raises on purpose; the command line exits with 2 on any of them.
+
+    Example:
+        >>> try:
+        ...     lipcert.bound(nn.Linear(4, 3), (5,))
+        ... except lipcert.LipcertError as error:
+        ...     print(type(error).__name__)
+        ShapeError
+    """
 
 
 @dataclass(frozen=True)
@@ -24,7 +32,15 @@ class UnsupportedNode:
 
 
 class UnsupportedError(LipcertError):
-    """The model contains operations without a rule; `nodes` lists every one of them."""
+    """The model contains operations without a rule; `nodes` lists every one of them.
+
+    Example:
+        >>> try:
+        ...     lipcert.trace(nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 3)).eval(), (4,))
+        ... except lipcert.UnsupportedError as error:
+        ...     print([(node.name, node.kind) for node in error.nodes])
+        [('0', 'LayerNorm')]
+    """
 
     def __init__(self, nodes: Sequence[UnsupportedNode]) -> None:
         self.nodes = tuple(nodes)

@@ -13,9 +13,10 @@ from torch import nn
 import lipcert
 from drawn import networks
 from helpers import check_jacobians, examples, jacobians, reference, transformed
-from lipcert.bounds import inequality, semidefinite
+from lipcert.bounds import inequality
 from lipcert.bounds.fit import FitOptions
 from lipcert.bounds.semidefinite import lipsdp_constants
+from lipcert.bounds.semidefinite_system import System
 from lipcert.errors import NonFiniteError, OptionError, SolverError, TooLargeError
 from lipcert.layers import MaxMin
 from models import PaperResidual, dense_chain, gaussian, named_models
@@ -205,7 +206,7 @@ def test_a_bad_solver_costs_accuracy_but_not_truth(name, solution, monkeypatch):
         model, shape = MODELS[name]
         least = constants(model, shape).item() * (1 - 1e-7)  # the optimum, but for the solver's tolerance
     with torch.no_grad():
-        system = semidefinite._System(transformed(model, shape), 99, lambda *_: None)
+        system = System(transformed(model, shape), 99, lambda *_: None)
         problem, scale, _ = system.problem(None)
     proposal = BAD[solution](inequality.barrier(problem))
     assert least <= scale * sqrt(inequality.prove(problem, proposal, system.stretch))
@@ -312,7 +313,7 @@ def test_neurons_without_input_or_output_do_not_count():
 @torch.no_grad()
 def test_the_proof_refuses_what_is_infeasible():
     """ρ below the optimum by the accuracy of the solver is not proved, and errors in the maps enlarge the bound."""
-    problem, _, _ = semidefinite._System(transformed(*MODELS["chain"]), 99, lambda *_: None).problem(None)
+    problem, _, _ = System(transformed(*MODELS["chain"]), 99, lambda *_: None).problem(None)
     x = inequality.barrier(problem)
     x[0] = inequality.smallest_rho(problem, x)
     assert inequality.proved(problem, x * np.where(np.arange(len(x)) == 0, 1 + 1e-8, 1.0)) < 1e-9

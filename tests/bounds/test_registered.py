@@ -63,7 +63,7 @@ def smaller():
 
 
 @pytest.mark.usefixtures("against_first")
-@pytest.mark.parametrize("method", ["naive", "liplt", "rescaled", "lt-sdp"])
+@pytest.mark.parametrize("method", ["naive", "liplt", "rescaled", "lt-sdp", "lipsdp", "best"])
 def test_a_target(method, tmp_path):
     bound = lipcert.bound(MODEL, (4,), method, "against-first", fit=QUICK)
     known = lipcert.bound(MODEL, (4,), method, fit=QUICK).value
@@ -73,12 +73,22 @@ def test_a_target(method, tmp_path):
     local = jacobians(MODEL, (4,), 8)
     assert ((local - local[:, :1]).norm(dim=2) <= bound.value + 1e-12).all()
     assert sum(bound.contributions.values()) == pytest.approx(bound.mean)
-    if method != "rescaled":  # whose coordinates are fitted to the mean of the target
+    fitted = method in ("rescaled", "best")
+    if not fitted:  # whose coordinates are fitted to the mean of the target
         torch.testing.assert_close(bound.value[1:], known[0, 1:], rtol=1e-5, atol=0)
-    assert (bound.pairwise(3) >= known * (1 - 1e-9)).all() or method == "rescaled"
+    assert (bound.pairwise(3) >= known * (1 - 1e-9)).all() or fitted
     bound.save(tmp_path / "bound")
     assert torch.equal(lipcert.Bound.load(tmp_path / "bound").value, bound.value)
     bound.check_belongs(MODEL)
+
+
+@pytest.mark.usefixtures("against_first")
+def test_the_best_of_all_methods_is_no_worse_than_any_for_a_target_that_none_of_them_knows():
+    best = lipcert.bound(MODEL, (4,), "best", "against-first", fit=QUICK)
+    for method in ("liplt", "lt-sdp", "lipsdp"):
+        assert (best.value <= lipcert.bound(MODEL, (4,), method, "against-first").value * (1 + 1e-12)).all()
+    exact = lipcert.bound(MODEL, (4,), "lipsdp").value[0]
+    torch.testing.assert_close(best.value[1:], exact[1:], rtol=1e-6, atol=0)
 
 
 @pytest.mark.usefixtures("against_first")

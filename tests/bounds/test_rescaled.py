@@ -19,7 +19,7 @@ from lipcert.bounds.scales import Scales
 from lipcert.bounds.targets import find_target
 from lipcert.errors import OptionError
 from lipcert.layers import GroupSort
-from lipcert.network.rewrites import free_scales, spread
+from lipcert.network.rewrites import free_scales, spread_scales
 from lipcert.norms.norm_options import NormOptions
 from lipcert.progress import no_progress
 from models import dense_chain, gaussian, named_models
@@ -36,7 +36,7 @@ def drawn_scales(network, seed, per_neuron=False, deviation=1.0):
     for site in range(1, network.depth + 1):
         count = free_scales(network, site, per_neuron)
         values = (deviation * torch.randn(count, generator=generator, dtype=torch.float64)).exp()
-        result[names[site]] = spread(values, network, site)
+        result[names[site]] = spread_scales(values, network, site)
     return result
 
 
@@ -146,7 +146,7 @@ def test_scales_have_the_grain_of_their_site():
     network = lipcert.trace(nn.Sequential(*layers, nn.Linear(5, 3)).eval(), shape)
     assert [free_scales(network, site) for site in range(1, 5)] == [6, 6, 2, 1]
     assert [free_scales(network, site, per_neuron=True) for site in range(1, 5)] == [216, 6, 2, 1]
-    channels = flat(spread(torch.tensor([1.0, 2.0]), network, 3), network.nodes[network.sites[3].source].shape)
+    channels = flat(spread_scales(torch.tensor([1.0, 2.0]), network, 3), network.nodes[network.sites[3].source].shape)
     assert channels.reshape(6, -1).tolist() == [[k] * 9 for k in (1, 1, 1, 2, 2, 2)]
     assert Scales(network).sites() == [1, 2, 3]  # one scale for all coordinates changes nothing
     assert lipcert.trace(nn.Sequential(nn.Linear(3, 2)), (3,)).depth == 0
@@ -266,7 +266,7 @@ def test_refusals():
     model = dense_chain(4, 5, 3)
     with pytest.raises(OptionError, match="the estimator has no scales; use method='rescaled'"):
         fit_scales(lipcert.Estimator(model, (4,)))
-    with pytest.raises(OptionError, match="expected steps ≥ 0, iterations ≥ 1 and lr > 0"):
+    with pytest.raises(OptionError, match="expected steps and each ≥ 0, iterations ≥ 1 and lr > 0"):
         replace(FitOptions(), lr=0.0)
 
 

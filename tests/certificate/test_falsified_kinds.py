@@ -477,3 +477,20 @@ def test_inactive_dropout_is_its_input(layer):
     model = Op(forward, dropout=layer, layer=nn.Linear(4, 3)).eval()
     expected = 1.5 * torch.linalg.matrix_norm(model.layer.weight.detach().double(), 2)
     assert float(lipcert.bound(model, (4,), target="network").value) == pytest.approx(float(expected), rel=1e-6)
+
+
+COMPILED = {"module": torch.compile, "forward": lambda classifier: torch.compile(classifier.forward)}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_a_compiled_classifier_checks_its_arithmetic(name):
+    """Compilers left the checks out: autocast and fused kernels gave radii that no error analysis covers."""
+    model = linear_net()
+    classifier = lipcert.CertifiedClassifier(model, lipcert.bound(model, (4,)))
+    compiled, x = COMPILED[name](classifier), torch.rand(3, 4)
+    for found, expected in zip(compiled(x), classifier(x), strict=True):
+        assert torch.equal(found, expected)
+    with torch.autocast("cpu", torch.bfloat16):
+        for attempt in (lambda: compiled(x), lambda: torch.export.export(classifier, (x,))):
+            with pytest.raises(LipcertError, match="autocast computes with fewer bits"):
+                attempt()

@@ -152,3 +152,42 @@ def test_arrays_of_other_byte_orders_and_with_masks():
     assert torch.equal(swapped.radius, lipcert.certify(model, x).radius)
     with pytest.raises(ShapeError, match="the array is masked"):
         lipcert.certify(model, np.ma.masked_less(x, 0.5))
+
+
+ABOVE_ONE = 1 + 2.0**-24 + 2.0**-45
+"""In float32 it is 1 + 2⁻²³."""
+SCALARS = {
+    "factor": lambda x: x * ABOVE_ONE,
+    "factor in front": lambda x: ABOVE_ONE * x,
+    "divisor": lambda x: x / (1 + 2.0**-24 - 2.0**-45),
+    "tensor without axes": lambda x: x * torch.tensor(ABOVE_ONE, dtype=torch.float64),
+    "alpha": lambda x: torch.add(x * 0, x, alpha=ABOVE_ONE),
+    "alpha of a difference": lambda x: torch.sub(x * 0, x, alpha=ABOVE_ONE),
+    "value": lambda x: torch.addcmul(x * 0, x, torch.ones(1), value=ABOVE_ONE),
+    "value of a quotient": lambda x: torch.addcdiv(x * 0, x, torch.ones(1), value=ABOVE_ONE),
+    "leaky": lambda x: F.leaky_relu(x, ABOVE_ONE),
+    "rrelu": lambda x: F.rrelu(x, ABOVE_ONE, ABOVE_ONE),
+    "rrelu of two": lambda x: F.rrelu(x, 1.0, 1 + 2.0**-23 + 2.0**-44),
+    "scale": lambda x: torch.ops.aten.elu(x, 1.0, ABOVE_ONE, 1.0),
+    "hardsigmoid": lambda x: F.hardsigmoid(x) - 0.5,
+    "integer": lambda x: x * 33554435,
+    "integers in a tensor": lambda x: x * torch.tensor([33554435]),
+}
+
+
+@pytest.mark.parametrize("name", SCALARS)
+def test_numbers_in_a_program_are_those_that_it_computes_with(name):
+    """torch rounds them to float32: bounds of what is written were below the slopes of what runs."""
+    model = Op(lambda m, x: SCALARS[name](x), bias=nn.Parameter(torch.zeros(1))).eval()
+    at = torch.tensor([[1.0], [-1.0]])
+    executed = float(model(at).double().abs().max())  # exact, for the numbers are powers of two
+    written = float(SCALARS[name](at.double()).abs().max())
+    value = float(lipcert.bound(model, (1,), target="network").value)
+    assert executed <= value <= max(executed, written) * (1 + 1e-6)
+    lipcert.certify(Op(lambda m, x: F.pad(model(x), (1, 0))).eval(), at)
+
+
+def test_scale_factors_of_sizes_are_not_rounded():
+    model = Op(lambda m, x: F.interpolate(x, scale_factor=0.7, mode="nearest"), b=nn.Parameter(torch.zeros(1))).eval()
+    assert lipcert.trace(model, (1, 10)).output_shape == (1, 7)
+    assert float(lipcert.bound(model, (1, 10), target="network").value) == pytest.approx(1.0, rel=1e-6)

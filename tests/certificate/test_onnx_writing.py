@@ -69,3 +69,10 @@ def test_a_rounded_number_and_other_outputs_are_refused(classifier, tmp_path, mo
     with pytest.raises(ModelError, match=r"bad.onnx was not written: its logits in onnxruntime differ"):
         classifier.to_onnx(tmp_path / "bad.onnx")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("activation", [nn.ELU(), nn.SELU(), nn.LeakyReLU(0.3)], ids=str)
+def test_numbers_that_are_used_in_float32_may_be_rounded(activation, tmp_path):
+    model = nn.Sequential(nn.Linear(4, 4), activation, nn.Linear(4, 3)).eval()
+    classifier = lipcert.CertifiedClassifier(model, lipcert.bound(model, (4,)))
+    assert classifier.to_onnx(tmp_path / "good.onnx").exists()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from makers import pack
 
-from lipcert.data.archives import fingerprint, is_archive, read_bytes, read_files
+from lipcert.data.archives import is_archive, read_bytes, read_files, source_digest
 from lipcert.errors import DataError
 
 FILES = {"a.txt": b"1", "b/c.txt": b"22", "b/d/e.bin": os.urandom(5000)}
@@ -87,16 +87,16 @@ def test_other_content_under_the_name_of_an_archive(tmp_path: Path, form: str) -
 
 
 def test_fingerprints_follow_the_content(folder: Path, tmp_path: Path) -> None:
-    first, archive = fingerprint(folder), pack(folder, tmp_path / "a.tar")
-    assert fingerprint(folder) == first
-    packed = fingerprint(archive)
+    first, archive = source_digest(folder), pack(folder, tmp_path / "a.tar")
+    assert source_digest(folder) == first
+    packed = source_digest(archive)
     (folder / "a.txt").write_bytes(b"longer")
-    assert fingerprint(folder) != first
+    assert source_digest(folder) != first
     pack(folder, archive)
-    assert fingerprint(archive) != packed
+    assert source_digest(archive) != packed
     (folder / "a.txt").write_bytes(FILES["a.txt"])
     os.utime(folder / "a.txt", ns=(1, 1))
-    assert fingerprint(folder) != first
+    assert source_digest(folder) != first
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:

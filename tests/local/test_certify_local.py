@@ -227,6 +227,12 @@ def test_refusals():
         lipcert.certify_local(model, x, norm=1)
     with pytest.raises(OptionError, match="epsilon is -1"):
         lipcert.certify_local(model, x, -1.0)
+    for epsilon in ("0.1", [0.1, 0.2], torch.tensor([0.1, 0.2]), True, float("nan"), float("inf"), 10**400, 1j):
+        with pytest.raises(OptionError, match=r"epsilon is .*, expected a positive number"):
+            lipcert.certify_local(model, x, epsilon)
+    assert torch.equal(
+        lipcert.certify_local(model, x, torch.tensor(0.5)).radius, lipcert.certify_local(model, x, 0.5).radius
+    )
     with pytest.raises(OptionError, match="batch_size"):
         lipcert.certify_local(model, x, batch_size=0)
     with pytest.raises(ShapeError, match="dtype"):
@@ -270,3 +276,36 @@ def test_rows_that_are_single_numbers(norm):
             moves = moves / (moves.norm(dim=1, keepdim=True) if norm == 2 else moves.abs().amax(1, keepdim=True))
             near = model(x[k] + 0.999 * radius[k].float() * moves)
             assert (near.argmax(1) == model(x[k : k + 1]).argmax(1)).all()
+
+
+@pytest.mark.parametrize("norm", [2, inf])
+def test_inputs_that_are_single_numbers(norm):
+    torch.manual_seed(0)
+    model = Op(lambda m, x: m.layer(torch.sin(x[:, None])), layer=nn.Linear(1, 3)).eval()
+    x = torch.rand(5)
+    certificates = lipcert.certify_local(model, x, norm=norm)
+    assert (certificates.radius > 0).all()
+    for share in torch.linspace(-0.999, 0.999, 201):
+        moved = model(x + share * certificates.radius.float())
+        assert torch.equal(moved.argmax(1), certificates.prediction)
+
+
+def test_a_model_with_one_logit():
+    """Its sign is the class, as for `lipcert.certify`; of a linear one the radius is |z| over its norm."""
+    torch.manual_seed(0)
+    x = torch.randn(30, 5)
+    linear = nn.Linear(5, 1).eval()
+    found = lipcert.certify_local(linear, x)
+    z = linear(x)[:, 0]
+    assert torch.equal(found.prediction, (z > 0).long())
+    exact = (z.abs() / linear.weight.norm()).double().detach()
+    assert (found.radius <= exact * (1 + 1e-6)).all()
+    assert found.radius == pytest.approx(exact, rel=1e-2)
+    model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 1)).eval()
+    bound = lipcert.bound(model, (5,), target="network")
+    certificates, globally = lipcert.certify_local(model, x, bound=bound), lipcert.certify(model, x, bound)
+    assert (certificates.radius >= globally.radius).all()
+    assert torch.equal(certificates.prediction, globally.prediction)
+    moves = torch.randn(500, 1, 5)
+    moves = 0.999 * certificates.radius.float()[:, None] * moves / moves.norm(dim=2, keepdim=True)
+    assert torch.equal(model(x + moves)[..., 0] > 0, (certificates.prediction == 1).expand(500, 30))

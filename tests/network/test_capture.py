@@ -247,3 +247,45 @@ def test_a_split_of_the_rows_is_refused():
 def test_a_constant_shape_that_reads_the_rows_twice_is_refused():
     with pytest.raises(UnsupportedError, match="depends on the number of rows"):
         lipcert.trace(Op(lambda m, x: x + torch.ones(x.shape[0], x.shape[0]).sum()), (3,))
+
+
+class Kept(nn.Module):
+    """Computes its weight at the first call and keeps it."""
+
+    def __init__(self, memory):
+        super().__init__()
+        self.layer, self.memory, self.inside = nn.Linear(6, 3), [memory], {"deep": [{}]}
+
+    def forward(self, x):
+        memory = self.memory[0] if self.memory[0] is not None else self.inside["deep"][0]
+        if "weight" not in memory:
+            memory["weight"] = self.layer.weight.detach() * 3
+        return nn.functional.linear(x, memory["weight"])
+
+
+@pytest.mark.parametrize("memory", [None, {}], ids=["nested", "plain"])
+def test_a_weight_that_is_kept_at_the_first_call(memory):
+    """It was a tensor of torch.export, without values, in the user's model afterwards."""
+    model = Kept(memory).eval()
+    value = float(lipcert.bound(model, (6,), target="network").value)
+    expected = 3 * float(torch.linalg.matrix_norm(model.layer.weight.double(), 2))
+    assert value == pytest.approx(expected, rel=1e-6)
+    assert not model.inside["deep"][0]
+    assert not memory
+    assert type(model(torch.zeros(1, 6))) is torch.Tensor
+    weight = (memory or model.inside["deep"][0])["weight"]
+    assert float(lipcert.bound(model, (6,), target="network").value) == pytest.approx(expected, rel=1e-6)
+    assert (memory or model.inside["deep"][0])["weight"] is weight
+
+
+def test_a_weight_that_is_kept_elsewhere_is_refused():
+    memory = {}
+
+    def forward(module, x):
+        if "weight" not in memory:
+            memory["weight"] = module.layer.weight.detach() * 3
+        return nn.functional.linear(x, memory["weight"])
+
+    model = Op(forward, layer=nn.Linear(6, 3)).eval()
+    with pytest.raises(UnsupportedError, match="call the model once before"):
+        lipcert.bound(model, (6,))

@@ -7,6 +7,8 @@ from torch import nn
 import lipcert
 from helpers import check_linear, randn
 from lipcert.errors import OptionError
+from lipcert.network import assembly
+from lipcert.network.build import normal_form
 from lipcert.network.linear import Function
 from lipcert.network.rules import registry
 from lipcert.network.rules.registry import find_module_rule, find_rule
@@ -281,6 +283,70 @@ def test_false_slopes_are_refused(name, dtype):
     lipcert.register_rule(type(module))(lambda call, x: lipcert.Slope(alpha, beta, elementwise))
     with pytest.raises(lipcert.UnsupportedError, match=r"1 \(\w+\): its rule .*" + problem):
         lipcert.trace(nn.Sequential(nn.Linear(4, 6), module).to(dtype), (4,))
+
+
+FALSE_FACTS = {
+    "sin is curved": (torch.sin, {"curvature": 0.0}, r"curvature=0, but its slope changes (0\.99|1)"),
+    "the chain rule forgotten": (lambda x: torch.sin(20 * x) / 20, {"curvature": 1.0}, "its slope changes 20 times"),
+    "curved a little more": (torch.sin, {"curvature": 0.9}, r"curvature=0\.9, but"),
+    "a kink that is not named": (lambda x: (x - 0.3337).abs(), {"curvature": 0.0}, "the rule names no kink"),
+    "one kink of two": (lambda x: x.clamp(-1, 2), {"curvature": 0.0, "kinks": (-1.0,)}, "the rule names no kink"),
+    "a kink far away": (lambda x: torch.minimum(x, x * 0 + 700), {"curvature": 0.0}, "the rule names no kink"),
+    "it falls": (lambda x: -x.roll(1, 1), {"monotone": True}, "monotone=True, but an entry of its result falls"),
+    "it falls in places": (lambda x: x.roll(1, 1).abs(), {"monotone": True}, "monotone=True, but"),
+    "moved channels": (lambda x: -x.flip(1), {"group": 1}, r"group=1, but entries of channel \d"),
+    "sorted channels": (lambda x: x.sort(1).values, {"group": 2}, "group=2, but entries of channel"),
+    "fewer channels": (lambda x: x.view(-1, 3, 2).amin(2), {"group": 1}, "as many channels in both"),
+    "groups that do not fit": (lambda x: x.sort(1).values, {"group": 4}, "in groups of 4"),
+    "smallest for largest": (lambda x: x.view(-1, 3, 2).amin(2), {"extremum": 1}, "extremum=1, but an entry"),
+    "largest for smallest": (lambda x: x.view(-1, 3, 2).amax(2), {"extremum": -1}, "extremum=-1, but an entry"),
+    "half of it": (lambda x: x.view(-1, 3, 2).amax(2) / 2, {"extremum": 1}, "is no entry of its input"),
+    "sets that meet": (lambda x: torch.nn.functional.max_pool1d(x, 2, 1) / 1, {"extremum": 1}, "decided by entry"),
+    "the median": (lambda x: x.view(-1, 2, 3).median(2).values, {"extremum": 1}, "extremum=1, but an entry"),
+}
+
+
+class Applied(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = [function]
+
+    def forward(self, x):
+        return self.function[0](x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", FALSE_FACTS)
+def test_false_facts_about_a_nonlinearity_are_refused(name, dtype):
+    function, facts, problem = FALSE_FACTS[name]
+    slope = lipcert.Slope(-1.5, 1.5, ulps=16.0, elementwise="curvature" in facts, **facts)
+    lipcert.register_rule(Applied)(lambda call, x: slope)
+    with pytest.raises(lipcert.UnsupportedError, match=r"1 \(Applied\): its rule .*" + problem):
+        lipcert.trace(nn.Sequential(nn.Linear(4, 6), Applied(function)).to(dtype), (4,))
+
+
+def test_facts_of_a_rule_for_an_operator_of_torch_are_tried_out_too():
+    lipcert.register_rule(torch.erf)(lambda call, x: lipcert.Slope(0.0, 1.13, ulps=4.0, curvature=0.5))
+    with pytest.raises(lipcert.UnsupportedError, match=r"curvature=0\.5, but its slope changes"):
+        lipcert.trace(nn.Sequential(nn.Linear(4, 6), Applied(torch.erf)), (4,))
+    lipcert.register_rule(torch.erf)(lambda call, x: lipcert.Slope(0.0, 1.13, ulps=4.0, curvature=0.97))
+    lipcert.trace(nn.Sequential(nn.Linear(4, 6), Applied(torch.erf)), (4,))
+
+
+TRUE_FACTS = [nn.ReLU(), nn.ReLU6(), nn.Tanh(), nn.LogSigmoid(), nn.SELU(), nn.Sigmoid(), nn.Hardsigmoid(), nn.SiLU()]
+TRUE_FACTS += [nn.Mish(), nn.Hardswish(), nn.Softsign(), nn.Hardtanh(-2, 0.7), nn.Softshrink(0.3), nn.LeakyReLU(-0.3)]
+TRUE_FACTS += [nn.PReLU(2), nn.ELU(0.7), nn.CELU(0.3), nn.Softplus(3.0, 40), nn.GELU(), nn.GELU("tanh"), nn.RReLU()]
+TRUE_FACTS += [nn.MaxPool2d(2), nn.MaxPool2d(3, 1, 1), nn.MaxPool2d((1, 2), padding=(0, 1)), nn.Softmax(1)]
+TRUE_FUNCTIONS = [torch.sin, torch.atan, torch.asinh, torch.abs, lambda x: x.sort(1).values, lambda x: x.sort(2).values]
+TRUE_FUNCTIONS += [lambda x: x.amax(3), lambda x: x.amin((2, 3))]
+TRUE_FUNCTIONS += [lambda x: torch.clamp(x, min=torch.tensor([[0.1]]), max=torch.tensor([[[0.5]], [[0.7]]]))]
+
+
+@pytest.mark.parametrize("module", TRUE_FACTS + [Op(lambda m, x, f=f: f(x)) for f in TRUE_FUNCTIONS], ids=str)
+def test_the_facts_of_our_own_rules_pass_these_trials(module, monkeypatch):
+    monkeypatch.setattr(assembly, "is_users", lambda call: True)
+    program = lipcert.trace(nn.Sequential(nn.Conv2d(1, 2, 1), module).eval(), (1, 4, 4)).program
+    normal_form(program.frozen(), exact=True)
 
 
 def test_a_rule_for_an_operator_is_tried_out_too():

@@ -65,7 +65,7 @@ def test_interval_contains_every_slope_and_is_attained(activation, expected):
     assert site.slope.elementwise
     assert len(network.nodes) == 3  # the input, the activation alone, and the dense layer
     alpha, beta = (end.item() if isinstance(end, Tensor) else end for end in site.slope.interval())
-    assert (alpha, beta) == pytest.approx(expected, abs=1e-8)
+    assert (alpha, beta) == pytest.approx(expected, abs=5e-7)  # with room for numbers that torch has in float32
     step = 2.0**-11
     with torch.no_grad():
         values = activation(torch.arange(-200, 200, step, dtype=torch.float64)[:, None])

@@ -285,9 +285,10 @@ def test_batch_norm(module, shape, affine):
 
 @pytest.mark.parametrize("scale", [0.1, 1 / 3, -2.7])
 def test_python_numbers_keep_their_precision(scale):
-    """A scale rounded to float32 would be wrong in the eighth digit, and a bound computed from it too small."""
-    (product,) = operations(check_linear(Op(lambda m, x: x * scale), (1,)))
-    (quotient,) = operations(check_linear(Op(lambda m, x: x / scale), (1,)))
+    """In a float64 model, a scale rounded to float32 would be wrong in the eighth digit, and a bound too small."""
+    like = nn.BatchNorm1d(1, affine=False).double()  # whose tensors make it one
+    (product,) = operations(check_linear(Op(lambda m, x: x * scale, like=like), (1,)))
+    (quotient,) = operations(check_linear(Op(lambda m, x: x / scale, like=like), (1,)))
     assert product.as_matrix(like=randn(1)).item() == scale
     assert quotient.as_matrix(like=randn(1)).item() == 1 / scale
 

@@ -51,6 +51,15 @@ class Bound(Shown):
     between: (n+1, n+1), entry [k, i] bounds the map from the output of site i to the input of site k.
     scales: the diagonals of the sites, by name, if coordinates were fitted to the weights.
     winners: for the methods that combine several: which of them gave the constant of each site and the values.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+        >>> made = lipcert.bound(model, (4,))
+        >>> made.value.shape, made.guarantee
+        (torch.Size([3, 3]), 'deterministic')
+        >>> made.save("bound")
+        >>> lipcert.Bound.load("bound").belongs_to(model)
+        True
     """
 
     facts: Facts

@@ -15,11 +15,11 @@ from lipcert.bounds.bound import Bound, Facts
 from lipcert.bounds.fingerprint import check_finite, fingerprint
 from lipcert.bounds.fit import FitOptions
 from lipcert.bounds.forms import Form, smallest_prefixes
-from lipcert.bounds.methods import Method, Task, find_method
+from lipcert.bounds.methods import Method, MethodTask, find_method
 from lipcert.bounds.output_rows import check_rows_fit
 from lipcert.bounds.targets import Target, default_target, find_target
 from lipcert.network.build import trace
-from lipcert.network.capture import LOCK
+from lipcert.network.capture import CAPTURE_LOCK
 from lipcert.network.normal_form import Network
 from lipcert.network.program import Program
 from lipcert.network.rules.registry import MODULE_RULES, find_module_rule
@@ -99,7 +99,7 @@ def bound_network(
 ) -> dict[str, Bound]:
     """Bounds of a captured network, by the names of the targets."""
     began = perf_counter()
-    with LOCK:  # a capture by another thread replaces the model's tensors for a moment
+    with CAPTURE_LOCK:  # a capture by another thread replaces the model's tensors for a moment
         program = network.program.frozen()
     check_finite(program)
     for target in targets:
@@ -108,7 +108,7 @@ def bound_network(
             check_rows_fit(network)
     whole = any(target.whole_output for target in targets)
     digest = fingerprint(replace(network, program=program))
-    task = Task(program, promised, whole, options or NormOptions(), fit or FitOptions(), progress, digest)
+    task = MethodTask(program, promised, whole, options or NormOptions(), fit or FitOptions(), progress, digest)
     bounds = {}
     for target in targets:
         bounds[target.name] = _bound(task, method, target, digest)
@@ -141,14 +141,14 @@ def promised_constants(
     check_finite(program)
     wanted = [find_target(name) for name in targets]
     whole = any(target.whole_output for target in wanted)
-    task = Task(program, None, whole, NormOptions(), FitOptions(), progress)
+    task = MethodTask(program, None, whole, NormOptions(), FitOptions(), progress)
     forms = [task.form("liplt"), task.form("naive")]
-    return {target.name: _numbers(forms, target, {}, progress).tails[0] for target in wanted}
+    return {target.name: _combined(forms, target, {}, progress).tails[0] for target in wanted}
 
 
-def _bound(task: Task, method: Method, target: Target, digest: str) -> Bound:
+def _bound(task: MethodTask, method: Method, target: Target, digest: str) -> Bound:
     forms = method.forms(task, target)
-    numbers = _numbers(forms, target, method.values(task, target), task.progress)
+    numbers = _combined(forms, target, method.values(task, target), task.progress)
     probability, guarantee = 0.0, "deterministic"
     if any(form.norms.randomised for form in forms):
         probability = task.options.failure_probability
@@ -170,7 +170,7 @@ def _bound(task: Task, method: Method, target: Target, digest: str) -> Bound:
 
 
 @dataclass(frozen=True)
-class _Numbers:
+class _Combined:
     tails: Tensor
     between: Tensor
     shares: Tensor
@@ -180,7 +180,7 @@ class _Numbers:
 
 
 @torch.no_grad()
-def _numbers(forms: Sequence[Form], target: Target, others: Mapping[str, Tensor], progress: Progress) -> _Numbers:
+def _combined(forms: Sequence[Form], target: Target, others: Mapping[str, Tensor], progress: Progress) -> _Combined:
     """The smallest values of all forms and other bounds; constants between sites are those of the first form.
 
     The shares are those of the form with the smallest mean, among those with the sites of the first one.
@@ -210,7 +210,7 @@ def _numbers(forms: Sequence[Form], target: Target, others: Mapping[str, Tensor]
     winners: dict[str, str] = {}
     if len(methods) > 1:
         winners = prefixes.winners | _winning_methods(methods, winner, target)
-    return _Numbers(tails, forms[0].between(), shares, tuple(best[2].names), winners, inflation)
+    return _Combined(tails, forms[0].between(), shares, tuple(best[2].names), winners, inflation)
 
 
 def _winning_methods(names: Sequence[str], winner: Tensor, target: Target) -> dict[str, str]:

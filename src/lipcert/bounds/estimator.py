@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lipcert.bounds.recursion import norm_matrix, prefix_constants
-from lipcert.bounds.scales import Scales
+from lipcert.bounds.ellipsoids import Ellipsoids, Maps, eliminate, pairs_apart
+from lipcert.bounds.estimates import Estimate, culprit, estimate_of_ellipsoids, estimate_of_norms
+from lipcert.bounds.recursion import norm_matrix
+from lipcert.bounds.scales import LIMIT, SLACK, Scales
 from lipcert.bounds.targets import find_target
 from lipcert.errors import NonFiniteError, OptionError, check_choice
 from lipcert.network.build import trace
@@ -23,22 +25,8 @@ from lipcert.norms.estimate import Vectors, random_vectors
 from lipcert.norms.far import FarPairs, passing_ratios
 from lipcert.resources import share_of_memory
 
-METHODS = ("naive", "liplt", "rescaled")
+METHODS = ("naive", "liplt", "rescaled", "ellipsoids")
 _VECTORS = "vectors_"
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A Lipschitz estimate. It may lie below the true bound while the power iteration has not converged.
-
-    value: () for the target network, (K,) per class, (K, K) for last-layer and pairwise.
-    prefix: m_1..m_n, the constants of the maps from the input to the input of each nonlinearity.
-    contributions: how much each site 0..n adds to the (mean) value; they sum to it.
-    """
-
-    value: Tensor
-    prefix: Tensor
-    contributions: Tensor
 
 
 class Estimator(nn.Module):
@@ -52,7 +40,8 @@ class Estimator(nn.Module):
         model: any model that `lipcert.trace` accepts.
         input_shape: shape of one input, without the batch axis.
         method: "naive" (product of norms), "liplt" (loop transformation) or "rescaled" (LipLT in the coordinates
-            `scales`, whose logarithms are parameters of the estimator: train them along, or call `fit_scales`).
+            `scales`, whose logarithms are parameters of the estimator: train them along, or call `fit_scales`), or
+            "ellipsoids" (LipSDP with shared multipliers, which are parameters too; dense networks of moderate size).
         target: "network", "per-class", "last-layer" (LipLT up to the last layer, then its norm) or "pairwise".
         power_iterations: per call; maps across more than four nonlinearities take part in some only (see `Rotation`).
         seed: of the first vectors.
@@ -93,8 +82,8 @@ class Estimator(nn.Module):
             raise OptionError(f"power_iterations is {power_iterations}, expected 0 or more")
         if span is not None and span < 1:
             raise OptionError(f"span is {span}, expected 1 or more, or None for all maps")
-        self.method, self.target, self.power_iterations = method, target, power_iterations
-        self.accelerated = accelerated
+        self.method, self.target = method, target
+        self.power_iterations, self.accelerated = power_iterations, accelerated
         self._model = (model,)  # a tuple, so that its parameters do not become the estimator's
         self._modules_of_model = tuple(model.modules())
         self._fixed = {
@@ -113,18 +102,34 @@ class Estimator(nn.Module):
         """The network with 1-Lipschitz nonlinearities."""
         target = find_target(self.target)
         target.check(network)
+        self.scales: Scales | None = None
+        self.slack: nn.Parameter | None = None
+        if self.method == "ellipsoids":
+            self._build_ellipsoids(network)
+            return
         plain = loop_transform(network, naive_lines(network))
         self.network = plain
         if self.method != "naive":
             self.network = loop_transform(network, liplt_lines(network))
-        self.scales: Scales | None = None
         if self.method == "rescaled":
             self.scales = Scales(self.network, per_neuron)
             self.network, plain = self.scales.rescaled(), self.scales.rescaled(plain)
         self._last_network = self.network if target.transforms_last else plain
 
+    def _build_ellipsoids(self, network: Network) -> None:
+        """The network with sorted pairs apart, diagonals for its sites, and how far U exceeds the least it can be."""
+        if not find_target(self.target).transforms_last:
+            raise OptionError(f"method='ellipsoids' has no target {self.target!r}; use 'pairwise'")
+        self.network = pairs_apart(network)
+        self.scales = Scales(self.network, per_neuron=True)
+        self.slack = nn.Parameter(torch.full((network.depth,), -1.0, dtype=network.dtype, device=network.device))
+
     def _send(self, base: Network, seed: int, span: int | None, memory: int | None) -> None:
         """The vectors that travel through the network, and in which chunks."""
+        self._pairs: list[Pair] = []
+        self._period = 1
+        if self.method == "ellipsoids":  # its maps are matrices
+            return
         last = base.depth + find_target(self.target).whole_output
         near = None
         self._far: FarPairs | None = None
@@ -133,8 +138,6 @@ class Estimator(nn.Module):
             near = {pair for pair in joined_pairs(self.network, last) if pair not in self._far}
         sweep = Sweep(self.network, last, only=near)
         self._chunks = chunks(sweep, memory or share_of_memory(base.device))
-        self._pairs: list[Pair] = []
-        self._period = 1
         for chunk in self._chunks:
             self._pairs += chunk.sweep.pairs
             self._period = max(self._period, chunk.rotation.period)
@@ -175,28 +178,38 @@ class Estimator(nn.Module):
         with torch.autocast(self.network.device.type, enabled=False), constants_computed_once():
             estimate = self._estimate()
         if not bool(torch.isfinite(estimate.value).all()):
-            raise NonFiniteError(f"the Lipschitz estimate is not finite: {self._culprit()}")
+            raise NonFiniteError(f"the Lipschitz estimate is not finite: {culprit(self._model[0])}")
         return estimate
 
+    def diagonals(self) -> dict[str, Tensor]:
+        """What coordinates or multipliers are made of, by the names of sites, for `FitOptions(start=…)`."""
+        made = self.scales.diagonals() if self.scales is not None else {}
+        if self.slack is not None:
+            made[SLACK] = self.slack.detach().exp().double().cpu()
+        return made
+
+    @torch.no_grad()
+    def begin_with(self, diagonals: Mapping[str, Tensor]) -> None:
+        """Take over diagonals by the names of their sites."""
+        if self.scales is not None:
+            self.scales.begin_with(diagonals)
+        if self.slack is not None and SLACK in diagonals and diagonals[SLACK].shape == self.slack.shape:
+            self.slack.copy_(diagonals[SLACK].log())
+
+    def ellipsoids(self) -> Ellipsoids:
+        """The ellipsoids of all sites and of the output, with the present diagonals."""
+        if self.scales is None or self.slack is None:
+            raise OptionError("the estimator has no ellipsoids; use method='ellipsoids'")
+        slack = self.slack.clamp(-LIMIT, LIMIT).exp().double()
+        return eliminate(Maps.of(self.network), self.scales.flat_diagonals(), slack)
+
     def _estimate(self) -> Estimate:
-        target, depth = find_target(self.target), self.network.depth
-        norms = norm_matrix(self._pairs, self._norms(), depth + 2)
+        if self.method == "ellipsoids":
+            return estimate_of_ellipsoids(self.ellipsoids(), find_target(self.target), self.network.dtype)
+        norms = norm_matrix(self._pairs, self._norms(), self.network.depth + 2)
         if self._far is not None:
             norms = self._far.filled(norms)
-        prefix = prefix_constants(norms[: depth + 1, : depth + 1])
-        if target.whole_output:
-            terms = norms[depth + 1, : depth + 1] * prefix
-            return Estimate(terms.sum(), prefix[1:], terms)
-        classes = self.network.classes
-        seed = torch.eye(classes, dtype=norms.dtype, device=norms.device)
-        shares = []
-        for rows, constant in zip(self._last_network.pull(depth + 1, seed), prefix, strict=True):
-            if rows is None:
-                shares.append(norms.new_zeros(target.shape(classes)))
-            else:
-                shares.append(target.row_norms(rows) * constant)
-        contributions = torch.stack([target.mean(share) for share in shares])
-        return Estimate(torch.stack(shares).sum(0), prefix[1:], contributions)
+        return estimate_of_norms(norms, find_target(self.target), self.network, self._last_network)
 
     def _norms(self) -> Tensor:
         """‖B_ji‖ of all pairs, after some iterations."""
@@ -228,14 +241,6 @@ class Estimator(nn.Module):
         if like is not None and (like.dtype, like.device) != (self.network.dtype, self.network.device):
             self.network = replace(self.network, dtype=like.dtype, device=like.device)
             self.to(like.device, like.dtype)
-
-    def _culprit(self) -> str:
-        """What makes the estimate infinite, and what to do."""
-        model = self._model[0]
-        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-                return f"{name} contains NaN or infinity; restore the last good weights"
-        return "the weights are finite but their product overflows; scale them down"
 
     def extra_repr(self) -> str:
         return f"method={self.method!r}, target={self.target!r}, power_iterations={self.power_iterations}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from lipcert.bounds.ellipsoids import Ellipsoids
 from lipcert.bounds.estimator import Estimator
 from lipcert.bounds.targets import find_target
 from lipcert.errors import OptionError
@@ -23,7 +24,15 @@ class FitOptions:
 
     pair: the two classes whose constant is to be small, instead of the mean. per_neuron: scale every entry of a
     convolutional site on its own, not only every channel. start: the diagonals to begin with instead of the identity,
-    such as those of an earlier bound (`bound.scales`) or of an `Estimator` (`estimator.scales.diagonals()`).
+    such as those of an earlier bound (`bound.scales`) or of an `Estimator` (`estimator.diagonals()`).
+    each: steps for the multipliers of every functional alone, after those for all together, of method "ellipsoids".
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+        >>> quick = lipcert.bound(model, (4,), "rescaled", fit=lipcert.FitOptions(steps=10))
+        >>> longer = lipcert.FitOptions(steps=20, start=quick.scales)
+        >>> lipcert.bound(model, (4,), "rescaled", fit=longer).method
+        'rescaled'
     """
 
     steps: int = 150
@@ -31,11 +40,12 @@ class FitOptions:
     iterations: int = 6
     pair: tuple[int, int] | None = None
     per_neuron: bool = False
+    each: int = 40
     start: Mapping[str, Tensor] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        if self.steps < 0 or self.iterations < 1 or not self.lr > 0:
-            raise OptionError(f"{self}: expected steps ≥ 0, iterations ≥ 1 and lr > 0")
+        if min(self.steps, self.each) < 0 or self.iterations < 1 or not self.lr > 0:
+            raise OptionError(f"{self}: expected steps and each ≥ 0, iterations ≥ 1 and lr > 0")
 
 
 def fit_scales(estimator: Estimator, options: FitOptions | None = None, progress: Report = no_report) -> float:
@@ -45,10 +55,10 @@ def fit_scales(estimator: Estimator, options: FitOptions | None = None, progress
     to the end.
     """
     if estimator.scales is None:
-        raise OptionError("the estimator has no scales; use method='rescaled'")
+        raise OptionError("the estimator has no scales; use method='rescaled' or 'ellipsoids'")
     options = options or FitOptions()
     power_iterations, accelerated = estimator.power_iterations, estimator.accelerated
-    parameters = list(estimator.scales.parameters())
+    parameters = [parameter for parameter in estimator.parameters() if parameter.numel()]
     start = [parameter.detach().clone() for parameter in parameters]
     estimator.accelerated = True
     first = last = float(_objective(estimator, _TO_THE_END, options.pair).detach())
@@ -90,9 +100,21 @@ def _objective(estimator: Estimator, iterations: int, pair: tuple[int, int] | No
 
 def fitted_scales(network: Network, target: str, options: FitOptions, progress: Report) -> dict[str, Tensor]:
     """Diagonals by the names of their sites, fitted to the present weights of a network."""
-    estimator = Estimator.of_network(network, "rescaled", target, per_neuron=options.per_neuron)
-    assert estimator.scales is not None
+    return _fitted(network, "rescaled", target, options, progress).diagonals()
+
+
+def fitted_ellipsoids(
+    network: Network, target: str, options: FitOptions, progress: Report
+) -> tuple[Ellipsoids, dict[str, Tensor]]:
+    """Ellipsoids whose multipliers are fitted to the present weights of a network, and the diagonals behind them."""
+    estimator = _fitted(network, "ellipsoids", target, options, progress)
+    with torch.no_grad():
+        return estimator.ellipsoids(), estimator.diagonals()
+
+
+def _fitted(network: Network, method: str, target: str, options: FitOptions, progress: Report) -> Estimator:
+    estimator = Estimator.of_network(network, method, target, per_neuron=options.per_neuron)
     if options.start is not None:
-        estimator.scales.begin_with(options.start)
+        estimator.begin_with(options.start)
     fit_scales(estimator, options, progress)
-    return estimator.scales.diagonals()
+    return estimator

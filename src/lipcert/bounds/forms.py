@@ -97,7 +97,7 @@ class Form:
         last = self.network.depth + 1
         values = torch.tensor(list(self.norms.lower.values()), dtype=torch.float64)
         lower = norm_matrix(list(self.norms.lower), values, last + 1)
-        reached = prefix_constants(lower[:last, :last]) / m
+        reached = prefix_constants(lower[:last, :last]) / m  # of m_i, what the lower bounds on norms account for
         if target.whole_output:
             reached = reached * lower[last, :last] / self.matrix[last, :last].clamp(min=_TINY)
         total = shares.sum(0)
@@ -144,6 +144,7 @@ class Form:
         rows = self.output_norms(target)
         if target.transforms_last:
             resolvent = bound_between(self.inner)
+            # From ψ_i straight to the output, R_ii = 1, or by way of any later site l: Σ_l ‖B_{n+1,l}‖ R_li.
             constants = torch.einsum("li,l...->i...", resolvent, rows) * (1 + gamma(last + 2))
             return up_product(constants, per_row(1 / torch.tensor(self.radii, dtype=torch.float64), rows))
         # Here rows start at φ itself, whose S is its Lipschitz constant.

@@ -104,7 +104,8 @@ def _independent_signs(problem: Problem, price: np.ndarray) -> np.ndarray:
 
 
 class _Derivatives:
-    """D_i = ∂P/∂x_i. With F the unit vectors of v above the rows of Z, each is a signed sum of fᵀf over rows f of F."""
+    """D_i = ∂P/∂x_i. With F the unit vectors of v above the rows of Z, each is a signed sum of fᵀf over rows f of F:
+    for one input x and one neuron, F = (e_x, e_w, z_1), D_ρ = e_xᵀe_x and D_t = e_wᵀe_w − z_1ᵀz_1."""
 
     def __init__(self, problem: Problem) -> None:
         n, free = problem.z.shape[1], problem.row < len(problem.start)

@@ -98,7 +98,7 @@ def narrow_head(network: Network) -> Head | None:
         dense = isinstance(edge.op, Dense)
         if edge.op.terms != 0 and not dense:
             return None
-        weight = edge.op.adjoint(weight)  # exact: every entry is one of W
+        weight = edge.op.adjoint(weight)  # from the output towards the layer; exact: every entry is one of W
         v = edge.source
         if dense:
             shape = network.nodes[v].shape

@@ -45,7 +45,10 @@ def bound_prefix(norms: Tensor, at_most: Sequence[float] | None = None) -> Tenso
 
 
 def bound_between(norms: Tensor) -> Tensor:
-    """R = (I − N)⁻¹, rounded up: entry [k, i] bounds the map from the output of site i to the input of site k > i."""
+    """R = (I − N)⁻¹, rounded up: entry [k, i] bounds the map from the output of site i to the input of site k > i.
+
+    Row j is e_j + Σ_{i<j} N_ji R_i. For two sites its last row is (N_20 + N_21 N_10, N_21, 1).
+    """
     unit = torch.eye(len(norms), dtype=norms.dtype)
     return recursion(lambda j, rows: unit[j] + up_matmul(norms[j, :j], rows), len(norms), unit[0])
 

@@ -25,6 +25,7 @@ from lipcert.bounds.multipliers import MULTIPLIERS, propose_diagonals
 from lipcert.bounds.output_rows import output_rows
 from lipcert.bounds.recursion import recursion
 from lipcert.bounds.targets import Target
+from lipcert.bounds.weighted_rows import weighted_rows
 from lipcert.errors import TooLargeError, check_choice
 from lipcert.network.sweep import Pair
 from lipcert.norms.gram import all_matrices, bound_matrix_norm
@@ -82,9 +83,9 @@ class RefinedForm(Form):
             if not self.is_elementwise(i):
                 continue
             matrix = rows.flatten(1).detach().cpu().numpy()
-            targets = (weights @ matrix)[:, None]
+            targets, target_error = weighted_rows(weights, matrix, error)
             part = partial(_report_part, report, last - 1 - i, last)
-            factors = self.refined_factors(targets, 2 * error, i, m[:i].numpy(), part)
+            factors = self.refined_factors(targets[:, None], target_error, i, m[:i].numpy(), part)
             refined = _weighted(factors, m[:i].numpy())
             for (place, _), value in zip(functionals, refined.tolist(), strict=True):
                 shares[i][place] = shares[i][place].clamp(max=value)

@@ -49,6 +49,12 @@ def estimate_sampled(
         target: "network" gives (), "per-class" (K,), "last-layer" and "pairwise" both (K, K), of logit differences.
         samples: random inputs, from all over the input space. steps: of the ascent from each, 0 for none. seed: of all.
         progress: called with what is being done and the fraction done.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+        >>> below = lipcert.estimate_sampled(model, (4,), "network", samples=8, steps=5)
+        >>> bool(below <= lipcert.bound(model, (4,), target="network").value)
+        True
     """
     wanted = find_target(target)
     if samples < 1 or steps < 0:
@@ -56,11 +62,24 @@ def estimate_sampled(
     network = trace(model, input_shape)
     check_finite(network.program)
     wanted.check(network)
+    generator = torch.Generator().manual_seed(seed)
+    return _steepest(model, network, wanted, samples, steps, generator, progress)
+
+
+def _steepest(
+    model: nn.Module,
+    network: Network,
+    wanted: Target,
+    samples: int,
+    steps: int,
+    generator: torch.Generator,
+    progress: Progress,
+) -> Tensor:
+    """The largest norms of the functionals of all Jacobians on the way, batch by batch."""
     climber = copy.deepcopy(model).requires_grad_(False)
     exact = copy.deepcopy(climber).double()
-    generator = torch.Generator().manual_seed(seed)
     steepest: list[Tensor] = []
-    batch = max(1, _ENTRIES // (prod(network.output_shape) * prod(input_shape)))
+    batch = max(1, _ENTRIES // (prod(network.output_shape) * prod(network.input_shape)))
     for first in range(0, samples, batch):
         size = min(batch, samples - first)
         x, radius = _first_points(network, size, generator)

@@ -14,10 +14,12 @@ from torch import Tensor, nn
 
 from lipcert.errors import OptionError
 from lipcert.network.normal_form import Network
-from lipcert.network.rewrites import free_scales, gather, rescale, spread
+from lipcert.network.rewrites import free_scales, gather_scales, rescale, spread_scales
 
 LIMIT = 12.0
 """Of |log D|: keeps products finite."""
+SLACK = "slack"
+"""The name among those of sites under which the method "ellipsoids" keeps by how much U exceeds the least it can be."""
 
 
 class Scales(nn.Module):
@@ -35,7 +37,18 @@ class Scales(nn.Module):
     def diagonal(self, site: int) -> Tensor:
         """D of a site, in a shape that broadcasts over its inputs and outputs."""
         log = self.get_parameter(f"log_{site}").clamp(-LIMIT, LIMIT)
-        return spread(log.exp(), self._network, site)
+        return spread_scales(log.exp(), self._network, site)
+
+    def flat_diagonals(self) -> list[Tensor]:
+        """D of all sites 1..n as vectors in float64, ones where nothing can be scaled; differentiable."""
+        diagonals, free = [], self.sites()
+        for site in range(1, self._network.depth + 1):
+            if site in free:
+                diagonals.append(self.diagonal(site).reshape(-1).double())
+            else:
+                size, device = self._network.in_size(site), self._network.device
+                diagonals.append(torch.ones(size, dtype=torch.float64, device=device))
+        return diagonals
 
     def sites(self) -> list[int]:
         return [int(name.removeprefix("log_")) for name, _ in self.named_parameters()]
@@ -55,7 +68,7 @@ class Scales(nn.Module):
                 continue
             log = self.get_parameter(f"log_{site}")
             try:
-                log.copy_(gather(diagonal, self._network, site, len(log)).log())
+                log.copy_(gather_scales(diagonal, self._network, site, len(log)).log())
             except RuntimeError as error:
                 raise OptionError(
                     f"the scales of {names[site]} have the shape {tuple(diagonal.shape)}, its inputs have "
@@ -70,13 +83,18 @@ class Scales(nn.Module):
 def fits(scales: Mapping[str, Tensor], network: Network) -> bool:
     """Whether scales by names could be those of sites of this network."""
     shapes = _shapes(network)
-    return all(name in shapes and _broadcasts(diagonal.shape, shapes[name]) for name, diagonal in scales.items())
+    for name, diagonal in scales.items():
+        if name != SLACK and not (name in shapes and _broadcasts(diagonal.shape, shapes[name])):
+            return False
+    return True
 
 
 def _shapes(network: Network) -> dict[str, Sequence[int]]:
-    """The shapes of the inputs of the sites 0..n, by their names."""
-    shapes = [network.nodes[site.source].shape for site in network.sites]
-    return dict(zip(network.site_names(), shapes, strict=False))
+    """The shapes of the inputs of the nonlinearities, sites 1..n, by their names."""
+    shapes: dict[str, Sequence[int]] = {}
+    for name, site in zip(network.site_names()[1:], network.sites[1:-1], strict=True):
+        shapes[name] = network.nodes[site.source].shape
+    return shapes
 
 
 def _broadcasts(small: Sequence[int], large: Sequence[int]) -> bool:

@@ -31,6 +31,11 @@ def has_one_logit(network: Network) -> bool:
     return network.output_shape in ((), (1,))
 
 
+def two_logits(network: Network) -> nn.Module:
+    """The network as a module with two logits."""
+    return TwoLogits(network.program.frozen().module()).eval()
+
+
 def with_two_logits(network: Network, bound: Bound) -> tuple[Network, Bound]:
     """The network as one of two logits, and its bound as one of their difference, which is z itself."""
     if bound.target not in ("network", "per-class"):
@@ -38,7 +43,7 @@ def with_two_logits(network: Network, bound: Bound) -> tuple[Network, Bound]:
             f"the bound has the target {bound.target}, which says nothing about a model with one logit; use "
             "lipcert.bound(…, target='network')"
         )
-    wide = trace(TwoLogits(network.program.frozen().module()).eval(), network.input_shape)
+    wide = trace(two_logits(network), network.input_shape)
     if wide.depth != network.depth:
         raise BoundError("the model with a second logit has other sites than the bound; give it two logits yourself")
     constants = bound.tails.reshape(len(bound.tails), 1, 1)  # (n+1, 1, 1)

@@ -19,6 +19,12 @@ class Certificates(Shown):
     prediction: class that the model returns. margin: its logit minus the next largest, as computed.
     radius: no input closer than this changes the prediction of the model as executed; float64, 0 if nothing is known.
     label: true classes, if given. guarantee: that of the bound. norm: of the distances, 2 or ∞.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+        >>> certificates = lipcert.certify(model, torch.rand(5, 4), labels=torch.tensor([0, 1, 2, 0, 1]))
+        >>> certificates.certified_accuracy(0.5) <= certificates.clean_accuracy
+        True
     """
 
     prediction: Tensor

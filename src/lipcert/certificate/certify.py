@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import NoReturn
 
 import torch
@@ -15,7 +17,7 @@ from lipcert.bounds.targets import default_target, find_target
 from lipcert.certificate.binary import has_one_logit, with_two_logits
 from lipcert.certificate.certificates import Certificates, concatenate
 from lipcert.certificate.error_pass import ErrorPass
-from lipcert.certificate.inputs import Inputs, Labels, batch_count, batches_of, from_numpy
+from lipcert.certificate.inputs import Inputs, Labels, batch_count, batches_of, check_batch_size, from_numpy
 from lipcert.certificate.propagation import LARGEST, rounding_model
 from lipcert.certificate.requirements import (
     check_arithmetic,
@@ -29,7 +31,7 @@ from lipcert.certificate.requirements import (
 from lipcert.certificate.stages import stage_bounds
 from lipcert.errors import NonFiniteError, OptionError
 from lipcert.network.build import normal_form, trace
-from lipcert.network.capture import LOCK
+from lipcert.network.capture import CAPTURE_LOCK
 from lipcert.network.normal_form import Network
 from lipcert.network.probes import probes
 from lipcert.network.splitting import split_sums
@@ -53,7 +55,7 @@ class Certifier:
     """
 
     def __init__(self, model: nn.Module | Network, bound: Bound, longest_sum: int | None = None) -> None:
-        with LOCK, torch.inference_mode(False), denormals_kept():
+        with CAPTURE_LOCK, torch.inference_mode(False), denormals_kept():
             self._prepare(model, bound, longest_sum)
 
     def _prepare(self, model: nn.Module | Network, bound: Bound, longest_sum: int | None) -> None:
@@ -173,17 +175,31 @@ def certify(
         longest_sum: execute dense layers and convolutions in parts of at most so many products, and certify that; 144
             is a good choice. Rounding then costs a fraction of what it does otherwise, at some cost in time.
         progress: called with what is being done and the fraction done.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+        >>> lipcert.certify(model, torch.rand(2, 4)).radius.shape
+        torch.Size([2])
     """
-    if not isinstance(batch_size, int) or batch_size < 1:
-        raise OptionError(f"batch_size is {batch_size}, expected 1 or more")
+    check_batch_size(batch_size)
     x, true = from_numpy(x, model), from_numpy(labels)
-    total = batch_count(x, batch_size)
+    make = partial(_certifier, model, bound=bound, longest_sum=longest_sum, progress=progress)
+    return _certify_batches(make, batches_of(x, true, batch_size), batch_count(x, batch_size), progress)
+
+
+def _certify_batches(
+    make: Callable[[Tensor], Certifier],
+    batches: Iterable[tuple[Tensor, Tensor | None]],
+    total: float,
+    progress: Progress,
+) -> Certificates:
+    """All batches one after the other, by a certifier that is made for the shape of the first."""
     certifier: Certifier | None = None
     certificates: list[Certificates] = []
     done = 0
-    for inputs, label in batches_of(x, true, batch_size):
+    for inputs, label in batches:
         if certifier is None:
-            certifier = _certifier(model, inputs, bound, longest_sum, progress)
+            certifier = make(inputs)
         certificates.append(certifier.certify(inputs, done, label))
         done += len(inputs)
         progress("certifying", len(certificates) / total)

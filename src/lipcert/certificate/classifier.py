@@ -25,13 +25,16 @@ class CertifiedClassifier(nn.Module):
     It owns the captured program and copies of its tensors: whatever is done to the model afterwards does not change it.
     The rounding errors at x are bounded from those at the zero input and the distance to it, instead of being followed
     through the network as `certify` does; so the radii are smaller than those of `certify`. The module can be exported
-    by `torch.export`. To keep it, save the model's weights and the bound, and build it again from both.
-    `longest_sum` is that of `lipcert.certify`.
+    by `torch.export`; what is exported does not look at the arithmetic it runs in, such as autocast. `torch.compile`
+    leaves it as it is, with its checks. To keep it, save the model's weights and the bound, and build it again from
+    both. `longest_sum` is that of `lipcert.certify`.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
         >>> classifier = lipcert.CertifiedClassifier(model, lipcert.bound(model, (4,)))
         >>> logits, radius = classifier(torch.rand(2, 4))
+        >>> logits.shape, radius.shape
+        (torch.Size([2, 3]), torch.Size([2]))
     """
 
     def __init__(self, model: nn.Module | Network, bound: Bound, longest_sum: int | None = None) -> None:
@@ -92,14 +95,27 @@ class CertifiedClassifier(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Logits as the program computes them, and certified radii in float64."""
         check_input(x, self._bound.facts.input_shape, self._dtype)
-        if not torch.compiler.is_compiling():
-            check_arithmetic(self._dtype, x.device)
+        if torch.compiler.is_exporting():
+            if not torch.compiler.is_dynamo_compiling():
+                check_arithmetic(self._dtype, x.device)
+            return self._certified(x)
+        result: tuple[Tensor, Tensor] = self._checked(x)
+        return result
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _checked(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The same with the arithmetic and the operators checked, never compiled: compilers choose other arithmetic."""
+        check_arithmetic(self._dtype, x.device)
+        result = self._certified(x)
+        if self._check_operators:
+            self._check_operators()
+        return result
+
+    def _certified(self, x: Tensor) -> tuple[Tensor, Tensor]:
         constants, reference_errors, growth, reach = self._numbers
         rows = x.reshape(x.shape[0], prod(x.shape[1:])).double()
         distance = torch.linalg.vector_norm(rows, dim=1)[:, None] * _ROUND_UP
         logits: Tensor = self._program[0](x)
-        if self._check_operators and not torch.compiler.is_compiling():
-            self._check_operators()
         wide = logits.double()
         prediction = wide.argmax(1)
         margins = wide.gather(1, prediction[:, None]) - wide

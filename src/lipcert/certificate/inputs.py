@@ -20,6 +20,12 @@ Inputs = Tensor | NDArray[Any] | TorchDataset[Any] | Iterable[Tensor | Sequence[
 Labels = Tensor | NDArray[Any]
 
 
+def check_batch_size(batch_size: int) -> None:
+    """Refuse what is not a number of inputs."""
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise OptionError(f"batch_size is {batch_size}, expected 1 or more")
+
+
 def from_numpy(value: Any, model: nn.Module | None = None) -> Any:
     """Arrays as tensors; floating-point inputs in the dtype of the model's weights, if they are exact there.
 

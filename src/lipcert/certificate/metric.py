@@ -18,10 +18,13 @@ class CertifiedAccuracy(nn.Module):
     accuracy, …} over all batches and, where torch.distributed is at work, over all processes; `reset` begins anew.
 
     Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+        >>> classifier = lipcert.CertifiedClassifier(model, lipcert.bound(model, (4,)))
         >>> metric = lipcert.CertifiedAccuracy([0.25, 0.5])
-        >>> for x, labels in loader:
+        >>> for x, labels in [(torch.rand(2, 4), torch.tensor([0, 1]))]:
         ...     metric.update(*classifier(x), labels)
-        >>> metric.compute()
+        >>> list(metric.compute())
+        [0.0, 0.25, 0.5]
     """
 
     counts: Tensor

@@ -74,7 +74,10 @@ def _check_numbers(graph: Any, path: Path) -> None:
     """Refuse numbers that were rounded to float32 before they are used in float64: radii would be too large."""
     onnx: Any = needed("onnx")
     rounded: dict[str, float] = {}
+    narrow = {value.name for value in graph.value_info if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT}
     for node in graph.node:
+        if node.op_type == "CastLike" and node.input[1] in narrow:  # numbers that are used in float32
+            continue
         for attribute in node.attribute:
             if node.op_type == "Constant" and attribute.t.data_type == onnx.TensorProto.FLOAT:
                 rounded[node.output[0]] = float(onnx.numpy_helper.to_array(attribute.t).reshape(-1)[0])

@@ -63,35 +63,55 @@ class RoundingModel:
 
 
 def rounding_model(network: Network, exact: Network, stages: Stages, bound: Bound) -> RoundingModel:
-    """The constants for `network` as executed in its dtype; `exact` is its float64 copy."""
-    n, classes = network.depth, network.classes
-    lipschitz = torch.ones(n + 1, dtype=torch.float64)  # Lip_k, sites 0..n
+    """The constants for `network` as executed in its dtype; `exact` is its float64 copy.
+
+    Arrays over all sites begin with site 0, the input, which makes no error; those over the sites that do, 1..n, begin
+    with site 1. For n = 2:
+
+        lipschitz = (Lip_0, Lip_1, Lip_2),  lipschitz[1:] = (Lip_1, Lip_2);  d⁰ = (d⁰_1, d⁰_2)
+        stages.errors[0] = (q_10, q_11, q_12): the error at the input of site 1, by the site whose output changes
+        to_output[:, 1:]: the columns l = 1, 2 of Λ_il, for errors that sites 1 and 2 have made
+    """
+    n = network.depth
+    lipschitz, made = _site_constants(network, exact)
+    to_output = lipschitz[:, None] * bound.between.cpu() + torch.eye(n + 1, dtype=torch.float64)  # Λ_il, sites 0..n
+    from_input, from_sites = to_output[:, 0], to_output[:, 1:]  # U_i, and Λ_il with l = 1..n
+    reach = LARGEST[network.dtype] / max(1.0, float((stages.norms @ from_input).max()))
+    slope = lipschitz[1:, None]
+    stage = stages.errors  # q_ki, sites k = 1..n, i = 0..n
+    g = (slope * (stage @ from_input[:, None]))[:, 0] + 2 * made * from_input[1:]
+    s = slope * (stage @ from_sites) + 2 * made[:, None] * from_sites[1:]
+    s = torch.tril(s) * 1.01  # site k sees only what sites l ≤ k have made
+    # d ≤ d⁰ + gR + S(d⁰ + d), solved for d: (I − S) d ≤ (I + S) d⁰ + gR.
+    identity = torch.eye(n, dtype=torch.float64)
+    inverse = torch.linalg.inv(identity - s).clamp(min=0)
+    ball = inverse @ (identity + s) * (1 + 1e-4)
+    spread = inverse @ g * (1 + 1e-4)
+    last_stage = stages.logits @ from_sites
+    tails = _site_tails(bound, n, network.classes)
+    tails = tails + last_stage.T[:, :, None] + last_stage.T[:, None, :]
+    growth = torch.einsum("k,kab->ab", spread, tails) + _pairs(stages.logits @ from_input)
+    return RoundingModel(tails, last_stage, identity + ball, ball, growth * (1 + 1e-9), reach)
+
+
+def _site_constants(network: Network, exact: Network) -> tuple[Tensor, Tensor]:
+    """Lip_k for the sites 0..n, and for 1..n what the nonlinearity itself rounds, relative to its values."""
+    n = network.depth
+    lipschitz = torch.ones(n + 1, dtype=torch.float64)
     ulps = torch.zeros(n, dtype=torch.float64)
     for k, site in enumerate(exact.sites[1:-1], start=1):
         if site.slope is not None:
             lipschitz[k] = float(site.slope.lipschitz())
             ulps[k - 1] = site.slope.roundings(max(exact.in_size(k), exact.out_size(k)))
-    made = 2 * gamma(1, network.dtype) * ulps  # relative to the values, by the nonlinearity itself
-    between = bound.between.cpu()  # (n+1, n+1)
-    to_output = lipschitz[:, None] * between + torch.eye(n + 1, dtype=torch.float64)  # Λ_il, sites 0..n
-    stage = stages.errors  # q_ki, sites k = 1..n, i = 0..n
-    grown = to_output[:, 0]  # U_i
-    reach = LARGEST[network.dtype] / max(1.0, float((stages.norms @ grown).max()))
-    slope = lipschitz[1:, None]
-    g = (slope * (stage @ grown[:, None]))[:, 0] + 2 * made * grown[1:]
-    s = slope * (stage @ to_output[:, 1:]) + 2 * made[:, None] * to_output[1:, 1:]
-    s = torch.tril(s) * 1.01
-    identity = torch.eye(n, dtype=torch.float64)
-    inverse = torch.linalg.inv(identity - s).clamp(min=0)
-    ball = inverse @ (identity + s) * (1 + 1e-4)
-    spread = inverse @ g * (1 + 1e-4)
-    last_stage = stages.logits @ to_output[:, 1:]
+    return lipschitz, 2 * gamma(1, network.dtype) * ulps
+
+
+def _site_tails(bound: Bound, n: int, classes: int) -> Tensor:
+    """(n, K, K): T_k for the sites k = 1..n; the bound's own begin with site 0, the input."""
     tails = torch.zeros(n, classes, classes, dtype=torch.float64)
-    for k in range(n):
-        tails[k] = pairwise_upper(bound.tails[k + 1].cpu(), bound.target, classes)
-    tails = tails + last_stage.T[:, :, None] + last_stage.T[:, None, :]
-    growth = torch.einsum("k,kab->ab", spread, tails) + _pairs(stages.logits @ grown)
-    return RoundingModel(tails, last_stage, identity + ball, ball, growth * (1 + 1e-9), reach)
+    for k in range(1, n + 1):
+        tails[k - 1] = pairwise_upper(bound.tails[k].cpu(), bound.target, classes)
+    return tails
 
 
 def _pairs(values: Tensor) -> Tensor:

@@ -33,6 +33,7 @@ from lipcert.network.linear import LinearOp
 from lipcert.network.normal_form import Network, Node
 from lipcert.norms.operations import operation_norm
 from lipcert.norms.product_errors import magnitude_norm
+from lipcert.norms.rows import row_norms
 from lipcert.rounding import gamma
 
 _FOLLOWED_TERMS = 300
@@ -157,8 +158,7 @@ def _row_norms(op: LinearOp, like: Tensor) -> Tensor:
     """(K,): norms of the rows of A, from above."""
     unit = torch.eye(prod(op.out_shape), dtype=like.dtype, device=like.device)
     rows = op.adjoint(unit.reshape(-1, *op.out_shape)).reshape(len(unit), -1)
-    upper: Tensor = torch.linalg.vector_norm(rows, dim=1).cpu() * (1 + 1e-6)
-    return upper
+    return row_norms(rows).cpu() * (1 + 1e-6)
 
 
 Users = Sequence[Sequence[tuple[int, LinearOp]]]

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from lipcert.commands.options import (
-    METHODS,
+    METHOD_NAMES,
     AsJson,
     InputShape,
     Model,
@@ -30,7 +30,7 @@ def bound(
     model: Model,
     weights: Weights = None,
     input_shape: InputShape = None,
-    method: Annotated[list[str] | None, typer.Option(help=f"all, or some of {METHODS}; repeatable.")] = None,
+    method: Annotated[list[str] | None, typer.Option(help=f"all, or some of {METHOD_NAMES}; repeatable.")] = None,
     target: Annotated[list[str] | None, typer.Option(help="network, per-class, last-layer, pairwise.")] = None,
     estimate: Annotated[bool, typer.Option("--estimate", help="Power iteration: fast, not guaranteed.")] = False,
     iterations: Annotated[int, typer.Option(help="Power iterations of an estimate.", min=1)] = 100,

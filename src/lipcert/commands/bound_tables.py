@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lipcert.commands.bound_task import FLOOR, Constant
+from lipcert.commands.bound_task import FLOOR, ConstantRow
 from lipcert.display import NOTHING, TextTable
 from lipcert.models import LoadedModel
 
 
-def overview(loaded: LoadedModel, rows: Sequence[Constant]) -> TextTable:
+def overview(loaded: LoadedModel, rows: Sequence[ConstantRow]) -> TextTable:
     """A line per method, a column per target."""
     targets = list(dict.fromkeys(row.target for row in rows))
     titles = [target if target == "network" else f"mean {target}" for target in targets]
@@ -29,7 +29,7 @@ def overview(loaded: LoadedModel, rows: Sequence[Constant]) -> TextTable:
     )
 
 
-def _seconds(method: str, rows: Sequence[Constant]) -> str:
+def _seconds(method: str, rows: Sequence[ConstantRow]) -> str:
     """How long a method took: guaranteed bounds of all targets are computed together, everything else one by one."""
     if all(row.value is None for row in rows):
         return NOTHING
@@ -38,7 +38,7 @@ def _seconds(method: str, rows: Sequence[Constant]) -> str:
     return f"{max(seconds) if together else sum(seconds):.2f}"
 
 
-def comparison(loaded: LoadedModel, rows: Sequence[Constant]) -> TextTable:
+def comparison(loaded: LoadedModel, rows: Sequence[ConstantRow]) -> TextTable:
     """The constants with their ratio to the naive method."""
     naive = {row.target: row.value for row in rows if row.method == "naive"}
     cells, lines = [], []

@@ -27,7 +27,7 @@ PROMISED = "promised"
 
 
 @dataclass(frozen=True)
-class Constant:
+class ConstantRow:
     """One constant; without a value, `guarantee` says why the method refuses the network."""
 
     method: str
@@ -48,26 +48,26 @@ class BoundTask:
     kept: KeptBounds
     progress: Progress
 
-    def some(self, methods: Sequence[str]) -> list[Constant]:
+    def some(self, methods: Sequence[str]) -> list[ConstantRow]:
         """Target by target, so that methods stand below each other."""
         rows = []
         for method in methods:
             rows += self.estimates(method) if self.iterations else self.bounds(method, self.targets)
         return sorted(rows, key=lambda row: self.targets.index(row.target))
 
-    def everything(self) -> list[Constant]:
+    def everything(self) -> list[ConstantRow]:
         """Method by method; one that cannot treat the network says so in its rows."""
-        rows: list[Constant] = []
+        rows: list[ConstantRow] = []
         for method in ESTIMATES if self.iterations else METHODS:
             rows += self.estimates(method) if self.iterations else self.bounds_or_reasons(method, self.targets)
         return rows + self.promised() + self.floor()
 
-    def bounds(self, method: str, targets: Sequence[str]) -> list[Constant]:
+    def bounds(self, method: str, targets: Sequence[str]) -> list[ConstantRow]:
         bounds = self.kept.find(method, targets)
         if len(bounds) < len(targets):
             bounds = self.computed(method, targets)
             self.kept.add(method, bounds)
-        return [Constant(method, name, b.mean, b.seconds, b.guarantee) for name, b in bounds.items()]
+        return [ConstantRow(method, name, b.mean, b.seconds, b.guarantee) for name, b in bounds.items()]
 
     def computed(self, method: str, targets: Sequence[str]) -> dict[str, Bound]:
         loaded, fit = self.loaded, FitOptions(start=self.loaded.scales)
@@ -76,25 +76,25 @@ class BoundTask:
             progress=self.progress,
         )  # fmt: skip
 
-    def bounds_or_reasons(self, method: str, targets: Sequence[str]) -> list[Constant]:
+    def bounds_or_reasons(self, method: str, targets: Sequence[str]) -> list[ConstantRow]:
         try:
             return self.bounds(method, targets)
         except (TooLargeError, OptionError) as error:
             reason = str(error).split(";")[0]
             if isinstance(error, TooLargeError) or len(targets) == 1:
-                return [Constant(method, target, None, 0.0, reason) for target in targets]
+                return [ConstantRow(method, target, None, 0.0, reason) for target in targets]
         rows = []
         for target in targets:  # perhaps it has only some of the targets
             rows += self.bounds_or_reasons(method, [target])
         return rows
 
-    def estimates(self, method: str) -> list[Constant]:
+    def estimates(self, method: str) -> list[ConstantRow]:
         rows = []
         for target in self.targets:
             self.progress(f"{method} {target}", 0.0)
             began = time.perf_counter()
             value = self.estimate(method, target)
-            rows.append(Constant(method, target, value, time.perf_counter() - began, "estimate"))
+            rows.append(ConstantRow(method, target, value, time.perf_counter() - began, "estimate"))
         return rows
 
     def estimate(self, method: str, target: str) -> float:
@@ -109,23 +109,23 @@ class BoundTask:
         with torch.no_grad():
             return float(estimator.estimate().contributions.sum())
 
-    def promised(self) -> list[Constant]:
+    def promised(self) -> list[ConstantRow]:
         """What layers that are Lipschitz by construction promise, if there are any."""
         began = time.perf_counter()
         values = promised_constants(self.loaded.model, self.loaded.input_shape, self.targets, self.progress)
         seconds = time.perf_counter() - began
         rows = []
         for target, value in values.items():
-            rows.append(Constant(PROMISED, target, _mean(value), seconds, "by construction, proved"))
+            rows.append(ConstantRow(PROMISED, target, _mean(value), seconds, "by construction, proved"))
         return rows
 
-    def floor(self) -> list[Constant]:
+    def floor(self) -> list[ConstantRow]:
         """The steepest slopes found: no bound can be smaller."""
         rows = []
         for target in self.targets:
             began = time.perf_counter()
             value = estimate_sampled(self.loaded.model, self.loaded.input_shape, target, progress=self.progress)
-            rows.append(Constant(FLOOR, target, _mean(value), time.perf_counter() - began, "from below"))
+            rows.append(ConstantRow(FLOOR, target, _mean(value), time.perf_counter() - began, "from below"))
         return rows
 
 

@@ -10,7 +10,7 @@ import typer
 from lipcert.commands.options import (
     DATA_OPTION,
     EPS_OPTION,
-    METHODS,
+    METHOD_NAMES,
     AsJson,
     DataDir,
     InputShape,
@@ -45,7 +45,7 @@ def certify(
     data_dir: DataDir = None,
     out: Annotated[Path, typer.Option(help="Folder for certificates.csv and summary.json.")] = Path("runs/certify"),
     method: Annotated[
-        str | None, typer.Option(help=f"{METHODS}; default: that of the run, or liplt.", show_default=False)
+        str | None, typer.Option(help=f"{METHOD_NAMES}; default: that of the run, or liplt.", show_default=False)
     ] = None,
     float64: Annotated[bool, typer.Option("--float64", help="Execute in float64: rounding costs nothing.")] = False,
     split: Annotated[

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lipcert.display import TextTable
     from lipcert.models import LoadedModel
 
-METHODS = "naive, liplt, rescaled, lt-sdp, lipsdp, best"
+METHOD_NAMES = "naive, liplt, rescaled, lt-sdp, ellipsoids, lipsdp, best"
 """Of bounding, as --help lists them."""
 
 

@@ -52,7 +52,7 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def fingerprint(source: Path) -> str:
+def source_digest(source: Path) -> str:
     """SHA-256 of an archive's bytes, or of the names, sizes and times of all files in a folder."""
     if source.is_file():
         return file_digest(source)

@@ -12,7 +12,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from lipcert.data.archives import fingerprint
+from lipcert.data.archives import source_digest
 from lipcert.data.dataset import Split, content_checksum
 from lipcert.errors import DataError
 from lipcert.files import replace_file
@@ -41,7 +41,7 @@ def cached(source: Path, label: str, decode: Callable[[], Decoded]) -> Decoded:
 
     A damaged cache file is replaced. A cache that cannot be written is no failure, only slow the next time.
     """
-    path = cache_dir() / "decoded" / f"{label}-{fingerprint(source)[:32]}-{_VERSION}.safetensors"
+    path = cache_dir() / "decoded" / f"{label}-{source_digest(source)[:32]}-{_VERSION}.safetensors"
     decoded = _read(path)
     if decoded is not None:
         return decoded

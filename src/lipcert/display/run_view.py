@@ -8,15 +8,14 @@ from lipcert.display.frames import data_frame
 from lipcert.display.plots import draw_lines
 from lipcert.display.style import new_figure
 from lipcert.display.text_table import TextTable
+from lipcert.display.training_curves import training_curves
 from lipcert.display.views import frame, plot, table
 from lipcert.runs import Run, Summary
-from lipcert.runs.metrics import flat_metrics, metric_series
+from lipcert.runs.metrics import flat_metrics
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
-
-_ESTIMATED = "estimated_certified/"
 
 
 @table.register(Run)
@@ -56,20 +55,10 @@ def _row(summary: Summary) -> list[str]:
 @plot.register(Run)
 def run_figure(run: Run) -> Figure:
     """Losses, accuracies and mean constants over the epochs; constants and certified shares are estimates."""
-    series = metric_series(run.metrics)
-    accuracies = {"train_accuracy": "training", "clean": "clean"}
-    for name in series:
-        if name.startswith(_ESTIMATED):
-            accuracies[name] = f"certified at {name.removeprefix(_ESTIMATED)} (estimate)"
-    panels = {
-        "loss": {"loss": "all", "base": "base", "robust": "robust"},
-        "accuracy": accuracies,
-        "mean pairwise constant (estimate)": {"estimated_mean_naive": "naive", "estimated_mean_liplt": "liplt"},
-    }
+    panels = training_curves(run.metrics)
     figure, axes = new_figure(columns=len(panels), size=(4.4, 3.4))
-    for place, (what, labels) in zip(axes, panels.items(), strict=True):
-        curves = {label: series[name] for name, label in labels.items() if name in series}
-        draw_lines(place, curves, "epoch", what, percent=what == "accuracy", logarithmic="constant" in what)
+    for place, panel in zip(axes, panels, strict=True):
+        draw_lines(place, panel.curves, "epoch", panel.quantity, percent=panel.percent, logarithmic=panel.logarithmic)
     return figure
 
 

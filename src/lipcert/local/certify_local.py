@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from math import inf, isfinite, prod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lipcert.bounds.bound import Bound
 from lipcert.bounds.fingerprint import check_finite
+from lipcert.certificate.binary import has_one_logit, two_logits
 from lipcert.certificate.certificates import Certificates, concatenate
 from lipcert.certificate.certify import Certifier
-from lipcert.certificate.inputs import Inputs, Labels, batches_of, from_numpy
+from lipcert.certificate.inputs import Inputs, Labels, batches_of, check_batch_size, from_numpy
 from lipcert.certificate.requirements import (
     check_arithmetic,
     check_covered,
@@ -21,7 +24,7 @@ from lipcert.certificate.requirements import (
     check_input,
     check_labels,
 )
-from lipcert.errors import ModelError, OptionError
+from lipcert.errors import OptionError
 from lipcert.local.centres import executed_values
 from lipcert.local.prepared import Prepared
 from lipcert.local.proving import Point, promised_radius, proved_radius
@@ -29,7 +32,7 @@ from lipcert.local.pulling import Ball
 from lipcert.local.search import largest_radius
 from lipcert.local.sharpening import Effort
 from lipcert.network.build import normal_form, trace
-from lipcert.network.capture import LOCK
+from lipcert.network.capture import CAPTURE_LOCK
 from lipcert.network.normal_form import Network
 from lipcert.progress import Progress, no_progress
 from lipcert.rounding import denormals_kept
@@ -51,14 +54,14 @@ class LocalCertifier:
     ) -> None:
         self.norm = checked_norm(norm)
         self.effort = effort or Effort()
-        with LOCK, torch.inference_mode(False), denormals_kept():
+        with CAPTURE_LOCK, torch.inference_mode(False), denormals_kept():
             traced = model if isinstance(model, Network) else trace(model, input_shape, local=True)
             check_arithmetic(traced.dtype, traced.device)
             check_finite(traced.program)
             check_covered(traced)
+            if has_one_logit(traced):
+                traced = trace(two_logits(traced), traced.input_shape, local=True)
             self.classes = traced.classes
-            if self.classes == 1:
-                raise ModelError("the model has one logit, which leaves nothing to certify; give it a second one")
             program = traced.program.frozen()
             self.network = normal_form(program, check=False, local=True)
             self.prepared = Prepared(self.network, normal_form(program, exact=True, local=True))
@@ -131,6 +134,22 @@ def checked_norm(norm: float | str) -> float:
     raise OptionError(f"norm is {norm!r}, expected 2 or inf")
 
 
+def _checked_epsilon(epsilon: Any) -> float | None:
+    """A positive number, of any numeric type or a tensor of one entry, as a float."""
+    if epsilon is None:
+        return None
+    problem = f"epsilon is {epsilon!r}, expected a positive number"
+    if isinstance(epsilon, bool | str | bytes):
+        raise OptionError(problem)
+    try:
+        value = float(epsilon)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise OptionError(f"{problem}, one for all inputs") from None
+    if not (isfinite(value) and value > 0):
+        raise OptionError(problem)
+    return value
+
+
 def certify_local(
     model: nn.Module,
     x: Inputs,
@@ -164,21 +183,32 @@ def certify_local(
         >>> lipcert.certify_local(model, torch.rand(2, 4), epsilon=0.01).radius.shape
         torch.Size([2])
     """
-    if not isinstance(batch_size, int) or batch_size < 1:
-        raise OptionError(f"batch_size is {batch_size}, expected 1 or more")
-    if epsilon is not None and not (isfinite(epsilon) and epsilon > 0):
-        raise OptionError(f"epsilon is {epsilon}, expected a positive number")
+    check_batch_size(batch_size)
+    epsilon = _checked_epsilon(epsilon)
+    x, true = from_numpy(x, model), from_numpy(labels)
+    total = len(x) if isinstance(x, Tensor) and x.dim() > 0 else None
+    make = partial(LocalCertifier, model, norm=norm, bound=bound, effort=effort)
+    return _certify_batches(make, batches_of(x, true, batch_size), epsilon, total, progress)
+
+
+def _certify_batches(
+    make: Callable[[tuple[int, ...]], LocalCertifier],
+    batches: Iterable[tuple[Tensor, Tensor | None]],
+    epsilon: float | None,
+    total: int | None,
+    progress: Progress,
+) -> Certificates:
+    """All batches one after the other, by a certifier that is made for the shape of the first."""
     certifier: LocalCertifier | None = None
     certificates: list[Certificates] = []
     done = 0
-    x, true = from_numpy(x, model), from_numpy(labels)
-    for inputs, label in batches_of(x, true, batch_size):
+    for inputs, label in batches:
         if certifier is None:
-            certifier = LocalCertifier(model, tuple(inputs.shape[1:]), norm, bound, effort)
+            certifier = make(tuple(inputs.shape[1:]))
         certificates.append(certifier.certify(inputs, epsilon, done, label))
         done += len(inputs)
-        if isinstance(x, Tensor):
-            progress("certifying", done / len(x))
-    if not certificates:
+        if total is not None:
+            progress("certifying", done / total)
+    if certifier is None:
         raise OptionError("there are no inputs to certify")
-    return replace(concatenate(certificates), norm=checked_norm(norm))
+    return replace(concatenate(certificates), norm=certifier.norm)

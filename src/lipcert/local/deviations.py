@@ -22,7 +22,7 @@ from torch import Tensor
 from lipcert.local.funnels import dual_norms, flat
 from lipcert.local.prepared import Prepared
 from lipcert.local.pulling import Ball
-from lipcert.local.refining import refine
+from lipcert.local.refining import refine_deviations
 from lipcert.local.replaced import replace_site
 from lipcert.local.sharpening import Effort
 from lipcert.local.state import Deviations
@@ -41,7 +41,7 @@ def follow(prepared: Prepared, ball: Ball, centre: dict[int, Tensor], effort: Ef
         if site is None:
             _linear_node(state, v)
             if v in prepared.sites_of_source:
-                refined = refine(state, v, effort)
+                refined = refine_deviations(state, v, effort)
                 if refined is not None:
                     _set_reach(state, v, *refined)
         else:

@@ -21,12 +21,12 @@ _ENTRIES = 1 << 22
 
 @dataclass(frozen=True)
 class Funnel:
-    """The dual norm of y·matrix is at least that of yB for every row y at the node; node −1 if there is none.
+    """The dual norm of y·matrix is at least that of yB for every row y at the node; None if there is none.
 
     rows: dual norms of the rows of the matrix. A computed y·matrix is off by at most γ·|y|·rows in the dual norm.
     """
 
-    node: int
+    node: int | None
     matrix: Tensor
     rows: Tensor
 
@@ -39,7 +39,7 @@ class Funnel:
 def make_funnel(network: Network, prefix: set[int], norm: float) -> Funnel:
     """The funnel of a network whose linear prefix are these nodes."""
     nothing = torch.zeros(0, dtype=torch.float64, device=network.device)
-    none = Funnel(-1, nothing, nothing)
+    none = Funnel(None, nothing, nothing)
     gates = _gates(network, prefix)
     if len(gates) != 1:
         return none
@@ -48,7 +48,7 @@ def make_funnel(network: Network, prefix: set[int], norm: float) -> Funnel:
     if node == 0 or size > inputs or size * inputs > _ENTRIES:
         return none
     unit = torch.eye(size, dtype=torch.float64, device=network.device)
-    matrix = pulled_to_input(network, node, unit.reshape(size, *network.nodes[node].shape)).flatten(1)  # B
+    matrix = flat(pulled_to_input(network, node, unit.reshape(size, *network.nodes[node].shape)))  # B
     if norm == 2:
         factor = _triangle(matrix)
         if factor is None:

@@ -58,7 +58,10 @@ class Grid:
         return -self._top(slope, -1) - self.error[:, None]
 
     def _top(self, slope: Tensor, sign: int) -> Tensor:
-        """The largest sign·(φ − φ̂ − λζ) over all cells, but for the error."""
+        """The largest sign·(φ − φ̂ − λζ) over all cells, but for the error.
+
+        Over a cell, φ is within ρ of its chord, and a chord minus a line is largest at an end.
+        """
         top = torch.full_like(slope, -torch.inf)
         left = None
         for i in range(len(self.places)):
@@ -66,7 +69,7 @@ class Grid:
             if left is not None:
                 ends = torch.maximum(left, gap)
                 if self.strays.dim():
-                    ends = ends + self.strays[i - 1][:, None]
+                    ends = ends + self.strays[i - 1][:, None]  # cell i − 1 ends at place i
                 top = torch.maximum(top, ends)
             left = gap
         return top

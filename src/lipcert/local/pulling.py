@@ -113,7 +113,7 @@ def pull_back(prepared: Prepared, walls: Walls, norm: float, rows: Rows, constan
     return Pulled(total - gamma(count) * size - VANISHED, steepness)
 
 
-def unit_rows(prepared: Prepared, v: int, places: Tensor, allowance: Tensor) -> tuple[Rows, Tensor]:
+def signed_unit_rows(prepared: Prepared, v: int, places: Tensor, allowance: Tensor) -> tuple[Rows, Tensor]:
     """±(unit row) for each place of a linear node, (B, R), as rows at its sources: (B, 2R, …), and constants, (B, 2R).
 
     Rows of a dense layer are those of its weight, so that nothing need be multiplied.

@@ -18,16 +18,17 @@ from lipcert.network.linear import Identity, LinearOp, Scale
 from lipcert.network.normal_form import Network
 from lipcert.network.program import Shape
 
-Pair = tuple[int, int]
+PerAxis = tuple[int, int]
+"""Along the height, along the width."""
 
 
 @dataclass(frozen=True)
 class Frame:
     """The windows of one node, along both axes of its images."""
 
-    step: Pair
-    corner: Pair
-    size: Pair
+    step: PerAxis
+    corner: PerAxis
+    size: PerAxis
 
     def through(self, op: LinearOp) -> Frame:
         """The frame before an operation whose result has this one."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lipcert.local.funnels import flat
-from lipcert.local.pulling import pull_back, unit_rows
+from lipcert.local.pulling import pull_back, signed_unit_rows
 from lipcert.local.receptive_fields import Frame
 from lipcert.local.replaced import needs_rows
 from lipcert.local.sharpening import Effort, sharpen_inner
@@ -22,7 +22,7 @@ _PASSES = 4
 """How much more than the largest window a row needs on its way."""
 
 
-def refine(state: Deviations, v: int, effort: Effort) -> tuple[Tensor, Tensor] | None:
+def refine_deviations(state: Deviations, v: int, effort: Effort) -> tuple[Tensor, Tensor] | None:
     """How far the entries of a node fall and rise, where its rows show it; None if rows cannot help."""
     prepared = state.prepared
     if v in prepared.prefix and prepared.prefix_norms(v, state.ball.norm) is not None:
@@ -33,7 +33,7 @@ def refine(state: Deviations, v: int, effort: Effort) -> tuple[Tensor, Tensor] |
     if not bool(needed.any()):
         return None
     frames = prepared.frames(v)
-    if frames is not None and prepared.funnel(state.ball.norm).node < 0 and not effort.inner_steps:
+    if frames is not None and prepared.funnel(state.ball.norm).node is None and not effort.inner_steps:
         return _by_windows(state, v, needed, frames)
     return _by_rows(state, v, needed, effort)
 
@@ -47,7 +47,7 @@ def _by_windows(state: Deviations, v: int, needed: Tensor, frames: dict[int, Fra
     for some in torch.split(every, chunk):
         places = Places(*some.unbind(1))
         signs = torch.ones(2 * len(some), dtype=torch.float64, device=some.device)
-        signs[len(some) :] = -1.0
+        signs[len(some) :] = -1.0  # rows of +1 show how far entries fall, rows of −1 how far they rise
         both = places.twice()
         pulled = pull_windows(scene, state.walls, state.ball.norm, both, signs)
         low, high = (-pulled.at(state.ball.radius[both.image])).clamp(min=0).chunk(2)
@@ -61,10 +61,11 @@ def _by_rows(state: Deviations, v: int, needed: Tensor, effort: Effort) -> tuple
     prepared = state.prepared
     wanted = flat(needed)
     most = int(wanted.sum(1).max())
+    # The wanted places of every input come first; inputs that want fewer are filled up with others, to no harm.
     order = wanted.to(torch.int8).argsort(stable=True, dim=1, descending=True)[:, :most]
     below, above = flat(state.below[v]).clone(), flat(state.above[v]).clone()
     for places in torch.split(order, _chunk(state, v), dim=1):
-        rows, constant = unit_rows(prepared, v, places, state.walls.allowances[v])
+        rows, constant = signed_unit_rows(prepared, v, places, state.walls.allowances[v])
         pulled = pull_back(prepared, state.walls, state.ball.norm, rows, constant)
         if effort.inner_steps:
             pulled = sharpen_inner(state, rows, constant, pulled, effort.inner_steps)

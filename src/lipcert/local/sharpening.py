@@ -23,7 +23,14 @@ _DECAY = 0.9
 
 @dataclass(frozen=True)
 class Effort:
-    """Steps of ascent for the rows of the logit differences, and for those of the inputs of nonlinearities."""
+    """Steps of ascent for the rows of the logit differences, and for those of the inputs of nonlinearities.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+        >>> effort = lipcert.Effort(last_steps=20, inner_steps=5)
+        >>> lipcert.certify_local(model, torch.rand(2, 4), effort=effort).radius.shape
+        torch.Size([2])
+    """
 
     last_steps: int = 10
     inner_steps: int = 0

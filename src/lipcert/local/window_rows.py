@@ -24,7 +24,7 @@ def pull_windows(scene: Scene, walls: Walls, norm: float, places: Places, signs:
     shape = scene.network.nodes[scene.v].shape
     seed = F.one_hot(places.channel, shape[0]).to(signs) * signs[:, None]
     rows = {scene.v: seed[:, None, None, :]}
-    flat = (places.channel * shape[1] + places.y) * shape[2] + places.x
+    flat = (places.channel * shape[1] + places.y) * shape[2] + places.x  # in an image (C, H, W), as one axis
     total = -walls.allowances[scene.v][places.image, 0, flat]
     size, count = total.abs(), 4
     steepness = torch.zeros_like(total)
@@ -108,7 +108,11 @@ def _mirrored(y: Tensor, op: Convolution) -> Tensor:
 
 
 def _spread_kernel(y: Tensor, op: Convolution) -> Tensor:
-    """Every entry of a window times the kernel, added up where kernels overlap."""
+    """Every entry of a window times the kernel, added up where kernels overlap.
+
+    Along one axis, two entries with stride 2 and a kernel of 3: the first reaches 0 1 2, the second 2 3 4, five places.
+    Entry i of the kernel goes to i and i + 2 of them.
+    """
     weight = op.weight()
     filters, channels, *kernel = weight.shape
     rows, height, width, _ = y.shape

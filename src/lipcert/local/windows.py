@@ -50,9 +50,13 @@ class Scene:
         return self._seen[kind, u][places.image, places.y, places.x]
 
     def _views(self, frame: Frame, values: Tensor) -> Tensor:
-        """(B, height, width, h, w, C): [b, y, x] is the window of place (y, x) of v in the padded tensor."""
+        """(B, height, width, h, w, C): [b, y, x] is the window of place (y, x) of v in the padded tensor.
+
+        Four places with step 2, corner −1 and size 3 see −1..1, 1..3, 3..5 and 5..7: one line of zeros before the
+        image, and as many behind it as the last window needs.
+        """
         pads: list[int] = []
-        for axis in (1, 0):
+        for axis in (1, 0):  # `F.pad` wants the last axis first
             last = frame.step[axis] * (self.places[axis] - 1) + frame.corner[axis] + frame.size[axis]
             pads += [-frame.corner[axis], max(0, last - values.shape[2 + axis])]
         padded = F.pad(values.permute(0, 2, 3, 1), (0, 0, *pads)).contiguous()

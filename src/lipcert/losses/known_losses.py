@@ -12,10 +12,7 @@ from torch.nn import functional as F
 
 from lipcert.errors import OptionError, check_choice
 from lipcert.losses.loss import (
-    Epsilon,
     Loss,
-    Positive,
-    Radius,
     TrainingLoss,
     check_not_negative,
     check_positive,
@@ -25,6 +22,7 @@ from lipcert.losses.loss import (
     true_class,
 )
 from lipcert.losses.radii import pair_radii, soft_minimum
+from lipcert.option_values import Epsilon, Positive, Radius
 
 BASES = ("cross-entropy", "soft-margin", "label-smoothing")
 Base = Literal["cross-entropy", "soft-margin", "label-smoothing"]

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from fractions import Fraction
 from math import isfinite
-from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args
+from typing import ClassVar, Self, TypeVar, get_args
 
 import torch
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 from torch.nn import functional as F
 
 from lipcert.errors import DataError, NonFiniteError, OptionError, ShapeError
+from lipcert.option_values import Epsilon as Epsilon  # noqa: PLC0414 - configurations read both from here
+from lipcert.option_values import Positive as Positive  # noqa: PLC0414
 
 
 @dataclass(frozen=True)
@@ -26,21 +27,6 @@ class Loss:
     loss: Tensor
     base: Tensor
     robust: Tensor
-
-
-def read_fraction(value: Any) -> Any:
-    """Numbers may be written as "36/255"."""
-    if not isinstance(value, str) or "/" not in value:
-        return value
-    try:
-        return float(Fraction(value.replace(" ", "")))
-    except (ValueError, ZeroDivisionError):
-        raise ValueError('expected a number or a fraction such as "36/255"') from None
-
-
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Radius = Annotated[float, Field(ge=0), BeforeValidator(read_fraction)]
-Epsilon = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(read_fraction)]
 
 
 class TrainingLoss(BaseModel, ABC):

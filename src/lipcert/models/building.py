@@ -9,9 +9,8 @@ from torch import nn
 
 from lipcert.errors import ModelError
 from lipcert.models import zoo
+from lipcert.network.program import Shape
 from lipcert.own_code import GIVEN, failure, is_own, own_code
-
-Shape = tuple[int, ...]
 
 
 def build_network(

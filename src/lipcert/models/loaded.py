@@ -16,9 +16,9 @@ from lipcert.certificate.binary import TwoLogits, has_one_logit
 from lipcert.errors import ShapeError
 from lipcert.network.build import trace
 from lipcert.network.normal_form import Network
+from lipcert.network.program import Shape
 from lipcert.network.splitting import PRODUCTS, split_sums
 
-Shape = tuple[int, ...]
 EXECUTIONS = ("float32", "float32-split", "float64")
 
 
@@ -35,6 +35,11 @@ class LoadedModel:
 
     earlier: the bound that is stored beside the weights, as in a run folder: at least a good start for another.
     longest_sum: if given, what is executed sums in parts of at most so many products.
+
+    Example:
+        >>> loaded = lipcert.load_model("mlp-64")
+        >>> loaded.input_shape, loaded.network.depth
+        ((1, 28, 28), 1)
     """
 
     model: nn.Module
@@ -68,7 +73,7 @@ class LoadedModel:
         """What runs, and what certificates are about."""
         if self.longest_sum is None:
             return self.model
-        return split_sums(self.network.program, self.longest_sum).module()
+        return split_sums(self.network.program, self.longest_sum).module().eval()
 
     def executed_in(self, execution: str) -> LoadedModel:
         """The model in one of `EXECUTIONS`."""

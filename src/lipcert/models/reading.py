@@ -13,9 +13,10 @@ from lipcert.errors import ModelError, OptionError
 from lipcert.layout import BOUND, CHECKPOINT, CONFIG, MODEL
 from lipcert.models import zoo
 from lipcert.models.building import build_network, from_factory
-from lipcert.models.loaded import LoadedModel, Shape
+from lipcert.models.loaded import LoadedModel
 from lipcert.models.shipped import shipped_folder
 from lipcert.models.weights import PYTORCH, load_weights, read_weights
+from lipcert.network.program import Shape
 from lipcert.onnx_graphs import load_onnx
 from lipcert.own_code import GIVEN, is_own
 
@@ -33,6 +34,11 @@ def load_model(
     Weights are a .safetensors file or a state dict in a .pt, .pth, .bin or .ckpt file. Without them, a network of the
     zoo or of a factory is initialised with seed 0. A factory's model must have `input_shape` as an attribute, unless it
     is given. `model` receives the weights of a run whose model was given in Python.
+
+    Example:
+        >>> loaded = lipcert.load_model("mlp-64", input_shape=(1, 8, 8))
+        >>> lipcert.bound(loaded.model, loaded.input_shape).value.shape
+        torch.Size([10, 10])
     """
     path, spec = Path(spec), str(spec)
     shipped = None if path.exists() else shipped_folder(spec)
@@ -49,7 +55,12 @@ def load_model(
         raise ModelError(f"{spec} holds weights only; give their model as module:factory and --weights {spec}")
     if model is not None:
         raise ModelError(f"model= goes with the weights of a run, and {spec} is none")
-    stored = stored_range(weights)
+    return _initialised(spec, weights, input_shape, classes)
+
+
+def _initialised(spec: str, weights: str | Path | None, input_shape: Shape | None, classes: int | None) -> LoadedModel:
+    """A network of a factory or of the zoo, with weights if they are given."""
+    stored, path = stored_range(weights), Path(spec)
     if is_own(spec):
         model = from_factory(spec, seed=0)
         shape = input_shape or getattr(model, "input_shape", None)

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from lipcert.errors import ModelError, nearest
 from lipcert.files import replace_file
+from lipcert.network.program import Shape
 
-Shape = tuple[int, ...]
 PYTORCH = (".pt", ".pth", ".bin", ".ckpt")
 """Files that torch.save has written."""
 _HOLDERS = ("model_state_dict", "state_dict", "model", "net", "weights")

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from lipcert.errors import check_choice
 from lipcert.layers import Abs, MaxMin, RhoLipschitzLinear
+from lipcert.network.program import Shape
 
-Shape = tuple[int, ...]
 Conv = tuple[int, int, int, int]
 """Filters, kernel size, stride, padding: the paper's C(c, k, s, p)."""
 

@@ -10,14 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lipcert.network.checks import check_linear, check_passed, check_site
 from lipcert.network.linear import Function, Identity, LinearOp, Scale, number
 from lipcert.network.normal_form import Edge, Node, Site
 from lipcert.network.program import Live, Shape
-from lipcert.network.rules.call import Call, Extremum, Input, Refusal, SortedPair, Sum, broadcast
+from lipcert.network.rule_trials import check_linear, check_passed, check_site
+from lipcert.network.rules.broadcasting import broadcast
+from lipcert.network.rules.call import Call, Extremum, Input, Refusal, SortedPair, Sum
 from lipcert.network.slopes import ABS, Slope
-from lipcert.network.tangents import FlatEmbed, LocalSlope, Pair, Product
-from lipcert.network.user_checks import check_users_linear, check_users_slope, is_users
+from lipcert.network.tangents import FlatEmbed, FlatPair, LocalSlope, Product
+from lipcert.network.user_fact_trials import check_users_facts
+from lipcert.network.user_rule_trials import check_users_linear, check_users_slope, is_users
 
 
 class Assembly:
@@ -95,6 +97,7 @@ class Assembly:
             check_site(call, slope, source.shape, self.dtype)
             if is_users(call):
                 check_users_slope(call, slope)
+                check_users_facts(call, slope)
         value = self.add(call.name, call.out_shape)
         self.sites.append(Site(call.name, source.source, value.source, slope, call.rerun))
         return value
@@ -151,7 +154,7 @@ class Assembly:
         return self.add(call.name, call.out_shape, edge, exact=True)
 
 
-def _run_pair(call: Call, pair: Pair, both: Tensor) -> Tensor:
+def _run_pair(call: Call, pair: FlatPair, both: Tensor) -> Tensor:
     return call.run(pair.split(both))
 
 

@@ -13,13 +13,14 @@ from torch.utils._pytree import tree_leaves
 
 from lipcert.errors import TrainingModeError, UnsupportedError, UnsupportedNode, check_choice
 from lipcert.network.assembly import Assembly
-from lipcert.network.capture import LOCK, capture
-from lipcert.network.comparison import compare
-from lipcert.network.constants import constant_problem
+from lipcert.network.capture import CAPTURE_LOCK, capture
+from lipcert.network.capture_comparison import check_capture
+from lipcert.network.constant_refusals import constant_problem
+from lipcert.network.executed_numbers import as_executed
 from lipcert.network.kinds import packet_name, recorded_shape
 from lipcert.network.linear import Identity
 from lipcert.network.names import layer_name, producer
-from lipcert.network.normal_form import Edge, Network, Site
+from lipcert.network.normal_form import NO_NODE, Edge, Network, Site
 from lipcert.network.program import Program, Shape
 from lipcert.network.rules.call import BatchSize, Call, Constant, Input, Refusal
 from lipcert.network.rules.refusals import DEFAULT, MODULES
@@ -61,28 +62,31 @@ def trace(
     mode: Any = nullcontext()
     if training and isinstance(model, nn.Module):
         mode = evaluated(model)
-    with LOCK, mode:
+    with CAPTURE_LOCK, mode:
         program = capture(model, input_shape, view)
         network = normal_form(program, local=local)
-        compare(program, model)
+        check_capture(program, model)
     return network
 
 
 @torch.no_grad()
-def normal_form(program: Program, *, exact: bool = False, check: bool = True, local: bool = False) -> Network:
+def normal_form(
+    program: Program, *, exact: bool = False, check: bool = True, local: bool = False, apart: bool = False
+) -> Network:
     """The normal form of a program; `exact` in float64, with the values of all constants as the program computes them.
 
-    Rules are tried out unless `check` is False, for a program whose rules have been tried out already.
+    Rules are tried out unless `check` is False, for a program whose rules have been tried out already. With `apart`,
+    pairs that are sorted (MaxMin) are means, which pass linearly, and absolute values of differences.
     """
-    with LOCK:  # another thread's capture would see the symbolic number of rows
-        return _Builder(program, exact, check, local).build()
+    with CAPTURE_LOCK:  # another thread's capture would see the symbolic number of rows
+        return _Builder(program, exact, check, local, apart).build()
 
 
 class _Builder:
     """Walks the program once, applies the rules, collects everything that has none."""
 
-    def __init__(self, program: Program, exact: bool, check: bool, local: bool) -> None:
-        self.program, self.exact, self.local = program, exact, local
+    def __init__(self, program: Program, exact: bool, check: bool, local: bool, apart: bool) -> None:
+        self.program, self.exact, self.local, self.apart = program, exact, local, apart
         self.dtype = torch.float64 if exact else program.dtype
         self.batch = recorded_shape(program.input)[0]
         self.assembly = Assembly(self.dtype, check)
@@ -93,7 +97,7 @@ class _Builder:
 
     def build(self) -> Network:
         program, assembly = self.program, self.assembly
-        assembly.sites.append(Site("input", -1, 0))
+        assembly.sites.append(Site("input", NO_NODE, 0))
         self.values[program.input] = assembly.add("input", program.input_shape)
         for node in program.graph.nodes:
             kind = program.kinds.get(node)
@@ -122,7 +126,7 @@ class _Builder:
         if output.source in [site.output for site in sites]:  # the output site needs a linear node of its own
             edge = Edge(output.source, Identity(output.shape))
             output = self.assembly.add("output", output.shape, edge, exact=True)
-        sites.append(Site("output", output.source, -1))
+        sites.append(Site("output", output.source, NO_NODE))
 
     def _refuse(self, node: fx.Node, remedy: str) -> None:
         name, kind = self._name(node)
@@ -163,11 +167,9 @@ class _Builder:
     def _call(self, node: fx.Node, out_shape: Shape) -> Call:
         """What a rule gets to see of an operation."""
         operation = producer(node)
-        index: Any = None
-        if operation is not node:
-            index = node.args[1]
-        args = tuple(fx.map_arg(operation.args, self._resolve))
-        kwargs = dict(fx.map_arg(operation.kwargs, self._resolve))
+        index: Any = None if operation is node else node.args[1]
+        given: Any = fx.map_arg((operation.args, operation.kwargs), self._resolve)
+        args, kwargs = as_executed(operation, given[0], given[1], self.program.dtype)
         for key, value in kwargs.items():
             if isinstance(value, torch.dtype) and value == self.program.dtype:
                 kwargs[key] = self.dtype  # float64 in the exact network
@@ -182,7 +184,9 @@ class _Builder:
                 invoke = opaque.program.cast(self.dtype).run
         name, _ = self._name(node)
         typed = self.program.typed
-        return Call(name, invoke, args, kwargs, out_shape, self.dtype, typed, operation, module, index, self.local)
+        return Call(
+            name, invoke, args, kwargs, out_shape, self.dtype, typed, operation, module, index, self.local, self.apart
+        )
 
     def _resolve(self, node: fx.Node) -> Any:
         """What a rule gets to see in place of a node among the arguments."""

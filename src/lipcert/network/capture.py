@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from lipcert.network.capturable import check_graph, check_model, check_output, checked_shape
+from lipcert.network.capture_refusals import check_graph, check_model, check_output, checked_shape
 from lipcert.network.explain import explained
 from lipcert.network.kinds import packet_name
 from lipcert.network.opaque import Root, RuledModules
@@ -17,7 +17,7 @@ from lipcert.network.program import Live, Opaque, Program, Shape
 from lipcert.network.states import bare, quiet, unchanged
 
 aten = torch.ops.aten
-LOCK = RLock()
+CAPTURE_LOCK = RLock()
 """Captures and comparisons change modules for a moment: one at a time."""
 
 
@@ -33,7 +33,7 @@ def capture(model: nn.Module, input_shape: Shape, view: str = "residual") -> Pro
     tensors = (*model.parameters(), *model.buffers())
     like = next((t for t in tensors if t.is_floating_point()), torch.zeros(()))
     x = torch.zeros(2, *input_shape, dtype=like.dtype, device=like.device)
-    with LOCK, unchanged(model), RuledModules(model, view).as_operations() as ruled:
+    with CAPTURE_LOCK, unchanged(model), RuledModules(model, view).as_operations() as ruled:
         try:
             exported = _export(Root(model, ruled), x)
         except Exception as error:  # torch.export raises whatever the model's code raises
@@ -119,10 +119,17 @@ def _simplify(graph: fx.Graph) -> None:
         elif name == "copy" and node.args[1].meta["val"].dtype == node.meta["val"].dtype:
             node.target = aten.expand_as.default  # which is differentiable
             node.args = (node.args[1], node.args[0])
+        elif name == "rrelu" and not _argument(node, 3, "training", False):
+            mean = (_argument(node, 1, "lower", 1 / 8) + _argument(node, 2, "upper", 1 / 3)) / 2
+            node.target, node.args, node.kwargs = aten.leaky_relu.default, (node.args[0], mean), {}
         elif name == "div" and _is_softsign(node):
             node.target = torch.nn.functional.softsign
             node.args = node.args[:1]
     graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
+
+
+def _argument(node: fx.Node, place: int, name: str, default: Any) -> Any:
+    return node.args[place] if place < len(node.args) else node.kwargs.get(name, default)
 
 
 def _is_softsign(node: fx.Node) -> bool:

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
 
+NO_NODE = -1
+"""In place of the input node of site 0 and of the output node of site n+1, which have none; part of fingerprints."""
+
+
 @dataclass(frozen=True)
 class Edge:
     """A linear operation on the output of node `source`."""
@@ -72,7 +76,14 @@ class Site:
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """A traced network. `nodes` are in topological order, `sites` run from the input (0) to the output (n+1)."""
+    """A traced network. `nodes` are in topological order, `sites` run from the input (0) to the output (n+1).
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+        >>> network = lipcert.trace(model, (4,))
+        >>> network.depth, network.classes, network.site_names()
+        (1, 3, ['input', '1'])
+    """
 
     nodes: tuple[Node, ...]
     sites: tuple[Site, ...]
@@ -106,12 +117,16 @@ class Network:
     @property
     def classes(self) -> int:
         """K, the number of logits; an error if the output is not a vector."""
+        self.check_logits()
+        return self.output_shape[0]
+
+    def check_logits(self) -> None:
+        """Refuse an output that is not a vector."""
         shape = self.output_shape
         if len(shape) != 1:
             raise OptionError(
                 f"the output has shape {shape} per input, expected a vector of logits; use target='network'"
             )
-        return shape[0]
 
     @cached_property
     def site_of_output(self) -> dict[int, int]:
@@ -138,9 +153,12 @@ class Network:
         return prod(self.nodes[self.sites[site].source].shape)
 
     def reach(self) -> tuple[list[set[int]], list[set[int]]]:
-        """Which nodes linear paths lead to from each site's output, and from which nodes to each site's input."""
+        """Which nodes linear paths lead to from each site's output, and from which nodes to each site's input.
+
+        The first list begins with site 0, the second with site 1: the input of the network has no input of its own.
+        """
         reached: list[set[int]] = [{v} for v in range(len(self.nodes))]  # from each node
-        for v in reversed(range(len(self.nodes))):
+        for v in reversed(range(len(self.nodes))):  # what v reaches is complete when its sources take it over
             for edge in self.nodes[v].edges:
                 reached[edge.source] |= reached[v]
         after = [reached[site.output] for site in self.sites[:-1]]
@@ -182,7 +200,7 @@ def rebuilt(network: Network, nodes: Sequence[Node], moved: Mapping[int, int], c
     """The network with other nodes: `moved` says where the values of the old ones are now, `changed` has new sites."""
     sites = []
     for index, site in enumerate(network.sites):
-        kept = Site(site.name, moved.get(site.source, -1), moved.get(site.output, -1), site.slope)
+        kept = Site(site.name, moved.get(site.source, NO_NODE), moved.get(site.output, NO_NODE), site.slope)
         sites.append(changed.get(index, kept))
     produced = {key: moved[v] for key, v in network.produced.items()}
     return Network(tuple(nodes), tuple(sites), network.dtype, network.device, network.program, produced)

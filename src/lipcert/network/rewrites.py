@@ -127,18 +127,18 @@ def _site(network: Network, site: int) -> tuple[Slope, Shape]:
     return slope, network.nodes[network.sites[site].source].shape
 
 
-def spread(scales: Tensor, network: Network, site: int) -> Tensor:
+def spread_scales(scales: Tensor, network: Network, site: int) -> Tensor:
     """The diagonal of a site from its free entries, in a shape that broadcasts over inputs and outputs of the site."""
     slope, shape = _site(network, site)
     if slope.elementwise and scales.numel() == prod(shape):
         return scales.reshape(shape)
-    if slope.group > 1:
+    if slope.group > 1 and not slope.elementwise:
         scales = scales.repeat_interleave(slope.group)
     return scales.reshape(-1, *(1,) * (len(shape) - 1))
 
 
-def gather(diagonal: Tensor, network: Network, site: int, count: int) -> Tensor:
-    """The `count` free entries of a site's diagonal; the inverse of `spread`. Entries that share one are averaged."""
+def gather_scales(diagonal: Tensor, network: Network, site: int, count: int) -> Tensor:
+    """The `count` free entries of a site's diagonal; the inverse of `spread_scales`, averaged where they are shared."""
     return diagonal.expand(network.nodes[network.sites[site].source].shape).reshape(count, -1).mean(1)
 
 

@@ -33,6 +33,12 @@ class Slope:
     are numbers, or functions that read tensors that broadcast against the input. Otherwise: `monotone` says that no
     entry of φ falls when an entry of its input grows, `extremum` that every entry of φ is the largest (1) or smallest
     (−1) of a set of entries, no two of which sets meet.
+
+    Example:
+        >>> lipcert.Slope(-0.5, 1.5).lipschitz()
+        1.5
+        >>> lipcert.Slope(-0.5, 1.5).sector()  # φ(x) = 0.5 x + ψ(x), and ψ is 1-Lipschitz
+        (0.5, 1.0)
     """
 
     alpha: float | Live
@@ -46,14 +52,17 @@ class Slope:
     extremum: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("alpha", "beta"):
-            value = getattr(self, name)
-            if not callable(value):
-                if not isfinite(value):
-                    raise OptionError(f"{name} is {value}, expected a finite slope")
-                object.__setattr__(self, name, float(value))
+        # Numbers of any kind become floats here, so that Slope(0, 1) is Slope(0.0, 1.0) to all who ask for a float.
+        object.__setattr__(self, "alpha", _finite("alpha", self.alpha))
+        object.__setattr__(self, "beta", _finite("beta", self.beta))
         if isinstance(self.alpha, float) and isinstance(self.beta, float) and self.alpha > self.beta:
             raise OptionError(f"the slopes are [{self.alpha}, {self.beta}], expected the smaller one first")
+        if self.curvature is not None and not 0 <= self.curvature < inf:
+            raise OptionError(f"curvature is {self.curvature}, expected a number of at least 0")
+        if self.extremum not in (-1, 0, 1) or self.group < 0:
+            raise OptionError(
+                f"extremum={self.extremum}, group={self.group}: expected -1, 0 or 1, and no negative group"
+            )
 
     def interval(self) -> tuple[float | Tensor, float | Tensor]:
         """(alpha, beta) with learned slopes read now, reduced to their hull."""
@@ -79,6 +88,15 @@ class Slope:
         """Centre c = (alpha+beta)/2 and radius s = (beta−alpha)/2 of the loop transformation φ = c·id + ψ."""
         alpha, beta = self.interval()
         return (alpha + beta) / 2, (beta - alpha) / 2
+
+
+def _finite(name: str, slope: float | Live) -> float | Live:
+    """A slope as a float, if it is not learned; refused if it is not finite."""
+    if callable(slope):
+        return slope
+    if not isfinite(slope):
+        raise OptionError(f"{name} is {slope}, expected a finite slope")
+    return float(slope)
 
 
 def lipschitz_map(
@@ -133,7 +151,8 @@ def smooth(curvature: float, *kinks: float) -> Slope:
     return replace(SMOOTH, curvature=curvature, kinks=kinks)
 
 
-_SELU_SLOPE = nextafter(1.0507009873554804934193349852946 * 1.6732632423543772848170429916717, inf)
+_ROUNDED = 1 + 2.0**-22  # torch has numbers of its own in float32, and their products
+_SELU_SLOPE = 1.0507009873554804934193349852946 * 1.6732632423543772848170429916717 * _ROUNDED
 
 RELU = Slope(0.0, 1.0, ulps=0.0, kinks=(0.0,), curvature=0.0)
 CLIP = Slope(0.0, 1.0, ulps=0.0)
@@ -145,7 +164,7 @@ SELU = Slope(0.0, _SELU_SLOPE, ulps=4.0, kinks=(0.0,), curvature=_SELU_SLOPE)
 TANH, ATAN, ASINH = smooth(0.76980036), smooth(0.64951906), smooth(0.38490018)
 LOG_SIGMOID, SOFTSIGN = smooth(0.25), smooth(2.0, 0.0)
 SIGMOID = Slope(0.0, 0.25, ulps=4.0, curvature=0.09622505)
-HARD_SIGMOID = Slope(0.0, nextafter(1 / 6, 1), ulps=2.0, kinks=(-3.0, 3.0), curvature=0.0)
+HARD_SIGMOID = Slope(0.0, _ROUNDED / 6, ulps=2.0, kinks=(-3.0, 3.0), curvature=0.0)
 ABS = Slope(-1.0, 1.0, ulps=0.0, kinks=(0.0,), curvature=0.0)
 # The extreme slopes and curvatures of these four, rounded outwards; tests/network/test_slopes.py proves each on a grid.
 GELU = Slope(-0.12890414518516, 1.12890414518516, ulps=8.0, curvature=0.79788457)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
+
+_OF_TORCH = frozenset(vars(nn.Module()))
+"""Attributes of every module: its tensors, its parts and its hooks."""
 
 
 @contextmanager
@@ -25,14 +29,46 @@ def evaluated(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
-    """Afterwards, modules have the attributes that they had before."""
+    """Afterwards, modules have the attributes that they had before, and what is kept in containers among them."""
     states = [(vars(module), dict(vars(module))) for module in model.modules()]
+    kept: dict[int, tuple[Any, list[Any]]] = {}
+    for attributes, _ in states:
+        for name, value in attributes.items():
+            if name not in _OF_TORCH:
+                _note(value, kept)
     try:
         yield
     finally:
         for attributes, before in states:
             attributes.clear()
             attributes.update(before)
+        for container, items in kept.values():
+            _put_back(container, items)
+
+
+def _note(value: Any, kept: dict[int, tuple[Any, list[Any]]]) -> None:
+    """Note what a container has in it, and the containers inside."""
+    if id(value) in kept or not isinstance(value, dict | list | set | deque | tuple):
+        return
+    items = list(value.items()) if isinstance(value, dict) else list(value)
+    kept[id(value)] = (value, items)
+    for item in value.values() if isinstance(value, dict) else items:
+        _note(item, kept)
+
+
+def _put_back(container: Any, items: list[Any]) -> None:
+    """Give a container the items that it had; it is left alone if it still has them."""
+    if isinstance(container, tuple):
+        return
+    now = [part for item in container.items() for part in item] if isinstance(container, dict) else list(container)
+    before = [part for item in items for part in item] if isinstance(container, dict) else items
+    if len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True)):
+        return
+    container.clear()
+    if isinstance(container, dict | set):
+        container.update(items)
+    else:
+        container.extend(items)
 
 
 def bare(module: nn.Module) -> nn.Module:

@@ -49,11 +49,13 @@ class Sweep:
         self.pairs: list[Pair] = []
         self.starts: dict[int, list[Pair]] = {}
         self.ends: dict[int, list[Pair]] = {}
+        # Which row of a node's tensor belongs to which pair: {(1, 0): 0, (2, 0): 1} on paths from the input to the
+        # sites 1 and 2. All rows of a node go through an operation together.
         self._position: list[dict[Pair, int]] = [{} for _ in network.nodes]
         after, before = network.reach()
         for j, i in joined_pairs(network, last):
             if only is None or (j, i) in only:
-                self._add((j, i), after[i] & before[j - 1])
+                self._add((j, i), after[i] & before[j - 1])  # `before` begins with site 1
         self.starts = dict(sorted(self.starts.items()))
         self._schedule()
 

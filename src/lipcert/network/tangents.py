@@ -103,7 +103,7 @@ def local_slope(tangent: Tangent) -> LocalSlope:
 
 
 @dataclass(frozen=True)
-class Pair:
+class FlatPair:
     """Two tensors of these shapes side by side in one vector."""
 
     first: Shape
@@ -119,7 +119,7 @@ class Pair:
 class Product(Tangent):
     """a·b entry by entry, broadcast: r = ζ_a ζ_b. Or a product of matrices, r = ζ_a @ ζ_b, of `terms` products each."""
 
-    pair: Pair
+    pair: FlatPair
     terms: int = 0
 
     def _product(self, both: Tensor) -> Tensor:

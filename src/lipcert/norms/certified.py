@@ -138,18 +138,19 @@ def _prove(network: Network, plan: Plan, options: NormOptions, work: Work, kept:
 def _iterate(
     network: Network, plan: Plan, options: NormOptions, work: Work, kept: KeptNorms | None
 ) -> dict[Pair, Ritz]:
-    """Lanczos, so many steps for each norm; each has the same part of the failure probability."""
+    """Lanczos, as precise as each norm has to be; each has the same part of the failure probability."""
     seed = of_first(secrets.randbits(62) if options.seed is None else options.seed)
-    accepts = partial(Ritz.of_record, steps=plan.steps, probability=plan.probability)
-    ritz = _found(list(plan.steps), kept, accepts)
-    left = {pair: plan.work[pair] for pair in plan.steps if pair not in ritz}
+    accepts = partial(Ritz.of_record, goals=plan.goals, probability=plan.probability)
+    ritz = _found(list(plan.goals), kept, accepts)
+    left = {pair: plan.work[pair] for pair in plan.goals if pair not in ritz}
     sizes = {}
-    for pair in sorted(own_share(left), key=plan.steps.__getitem__):  # those that end together travel together
-        sizes[pair] = lanczos.memory(network, pair, plan.steps[pair])
+    # Those that end together travel together.
+    for pair in sorted(own_share(left), key=lambda pair: plan.goals[pair].steps):
+        sizes[pair] = lanczos.memory(network, pair, plan.goals[pair].steps)
     for chunk in _chunks(sizes, options.memory):
         report = work.part(sum(plan.work[pair] for pair in chunk))
-        steps = {pair: plan.steps[pair] for pair in chunk}
-        made = bound_by_lanczos(network, steps, plan.probability, seed, report)
+        goals = {pair: plan.goals[pair] for pair in chunk}
+        made = bound_by_lanczos(network, goals, plan.probability, seed, report)
         _keep(made, kept)
         ritz |= made
     return _together(ritz)

@@ -7,11 +7,12 @@ approach those of A from below.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf, prod
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from scipy.linalg import eigh_tridiagonal
 from torch import Tensor
 
@@ -20,7 +21,12 @@ from lipcert.network.program import Shape
 from lipcert.network.sweep import Pair, Sweep
 from lipcert.progress import Report, no_report
 
+Array = NDArray[np.float64]
 _DROPPED = 0.8
+_LOOKS = 4
+"""Steps after which it is asked again whether they are enough."""
+_RESOLUTION = 1e-14
+"""What is left of A q after the orthogonalisation is rounding, if it is not above this part of A."""
 _ROWS = 6
 """Rows of every pair that are in memory at a time, beside its basis."""
 
@@ -49,11 +55,19 @@ class Process:
     def __init__(self, start: Tensor, steps: int) -> None:
         """`start` is one row."""
         self.done = False
+        self.exhausted = False  # whether what is left is rounding
+        self.complete = False  # whether the basis is one of the whole space
+        self.unit = 1.0  # of A and T: squares of their entries must neither overflow nor vanish
         self._basis = start.new_empty(steps, start.numel())  # orthonormal rows, filled one by one
         self._basis[0] = start.reshape(-1) / torch.linalg.vector_norm(start)
         self.vector = self._basis[0].reshape(start.shape)
         self._alpha: list[float] = []
-        self._beta: list[float] = []
+        self._beta: list[float] = []  # the last one leads to the vector that would be next
+
+    @property
+    def steps(self) -> int:
+        """How many steps are done."""
+        return len(self._alpha)
 
     def advance(self, image: Tensor) -> None:
         """One step: orthogonalise A q against the whole basis, and append the next vector.
@@ -62,7 +76,9 @@ class Process:
         rounding, so that once is enough; twice if little is left.
         """
         step = len(self._alpha)
-        w = image.reshape(-1)
+        if step == 0:
+            self.unit = float(image.abs().max()) or 1.0
+        w = image.reshape(-1) / self.unit
         known = self._basis[: step + 1]
         self._alpha.append(float(known[step] @ w))
         w = w - self._alpha[-1] * known[step]
@@ -74,11 +90,13 @@ class Process:
         if norm < 0.7 * before:
             w = w - known.T @ (known @ w)
             norm = float(torch.linalg.vector_norm(w))
-        scale = max(*self._alpha, *self._beta, 1e-300)
-        if step + 1 == len(self._basis) or norm <= 1e-14 * scale:
+        smallest = _RESOLUTION * max(*self._alpha, *self._beta, 0.0)
+        self._beta.append(max(norm, smallest))
+        self.exhausted = norm <= smallest
+        self.complete = step + 1 == self.vector.numel()
+        if self.exhausted or step + 1 == len(self._basis):
             self.done = True
             return
-        self._beta.append(norm)
         self._basis[step + 1] = w / norm
         self.vector = self._basis[step + 1].reshape(self.vector.shape)
 
@@ -88,11 +106,21 @@ class Process:
 
     def ritz(self) -> float:
         """The largest Ritz value; infinite if the products overflow."""
-        if not np.isfinite([*self._alpha, *self._beta]).all():
+        if self.overflows():
             return inf
-        count = len(self._alpha)
-        values = eigh_tridiagonal(np.array(self._alpha), np.array(self._beta[: count - 1]), eigvals_only=True)
-        return max(float(values[-1]), 0.0)
+        return self.unit * max(float(self.ritz_values()[-1]), 0.0)
+
+    def overflows(self) -> bool:
+        return not np.isfinite([*self._alpha, *self._beta, self.unit]).all()
+
+    def ritz_values(self) -> Array:
+        """θ_1 ≤ … ≤ θ_k, the eigenvalues of T, in units."""
+        values: Array = eigh_tridiagonal(np.array(self._alpha), np.array(self._beta[:-1]), eigvals_only=True)
+        return values
+
+    def log_residual(self) -> float:
+        """log(β_1⋯β_k) in units, the logarithm of ‖χ(A) b‖ for the start b and χ(x) = (x − θ_1)⋯(x − θ_k)."""
+        return float(np.log(self._beta).sum())
 
 
 @torch.no_grad()
@@ -101,8 +129,9 @@ def run_lanczos(
     steps: Mapping[Pair, int],
     seed: int,
     progress: Report = no_report,
+    enough: Callable[[Pair, Process], bool] = lambda pair, process: False,
 ) -> dict[Pair, Process]:
-    """As many steps for every pair; its start depends on the seed and the pair only."""
+    """As many steps for every pair, fewer if it has enough; its start depends on the seed and the pair only."""
     processes: dict[Pair, Process] = {}
     for pair, (_, shape) in _smaller_sides(network, steps).items():
         start = _random_vector(prod(shape), (seed, *pair)).to(network.device)
@@ -111,6 +140,10 @@ def run_lanczos(
     batch = _Batch(network, list(steps))
     while batch.pairs:
         batch.advance(processes)
+        for pair in batch.pairs:
+            process = processes[pair]
+            if not process.done and process.steps % _LOOKS == 0 and enough(pair, process):
+                process.done = True
         active = [pair for pair in batch.pairs if not processes[pair].done]
         if len(active) < _DROPPED * len(batch.pairs):  # those that are done no longer travel
             batch = _Batch(network, active)

@@ -16,7 +16,7 @@ from lipcert.network.sweep import Pair
 from lipcert.norms import gram, lanczos
 from lipcert.norms.budget import Guide, inflations, path_costs, weigh
 from lipcert.norms.norm_options import NormOptions
-from lipcert.norms.randomised import steps_within
+from lipcert.norms.randomised import Goal
 from lipcert.resources import shown_bytes
 
 _LOG = logging.getLogger(__name__)
@@ -35,13 +35,13 @@ _ROWS = 8
 
 @dataclass(frozen=True)
 class Plan:
-    """Which norms are proved, and which are bounded by so many steps of Lanczos, each with this failure probability.
+    """Which norms are proved, and which are bounded by Lanczos, how precisely, each with this failure probability.
 
     work: multiplications for each. memory: bytes that the largest of them takes.
     """
 
     proved: list[Pair]
-    steps: dict[Pair, int]
+    goals: dict[Pair, Goal]
     probability: float
     work: dict[Pair, float]
     memory: int
@@ -56,15 +56,16 @@ def make_plan(network: Network, pairs: Sequence[Pair], last: int, options: NormO
     costs = path_costs(network, pairs)
     proved, inflated = _divided(network, pairs, last, options, guide, costs)
     probability = options.failure_probability / max(len(inflated), 1)
-    steps, work, memory = {}, {}, 0
+    goals, work, memory = {}, {}, 0
     for pair in proved:
         work[pair] = gram.proof_cost(network, pair, costs[pair])
         memory = max(memory, gram.memory_of(network, pair))
     for pair, inflation in inflated.items():
-        steps[pair] = steps_within(network, pair, inflation, probability)
-        work[pair] = lanczos.cost(steps[pair], costs[pair], lanczos.order(network, pair))
-        memory = max(memory, lanczos.memory(network, pair, steps[pair]))
-    return Plan(proved, steps, probability, work, memory)
+        goals[pair] = Goal.of(network, pair, inflation, probability)
+        steps = goals[pair].steps
+        work[pair] = lanczos.cost(steps, costs[pair], lanczos.order(network, pair))
+        memory = max(memory, lanczos.memory(network, pair, steps))
+    return Plan(proved, goals, probability, work, memory)
 
 
 def _divided(
@@ -119,7 +120,7 @@ def forecast(network: Network, plan: Plan, options: NormOptions, processes: int 
             f"(all norms: {expected}); give more memory (NormOptions(memory=…), --max-memory), allow a larger "
             "inflation (NormOptions(inflation=0.05)), use the method naive, or look at an estimate"
         )
-    _LOG.info("norms: %d proved, %d by Lanczos, %s expected", len(plan.proved), len(plan.steps), expected)
+    _LOG.info("norms: %d proved, %d by Lanczos, %s expected", len(plan.proved), len(plan.goals), expected)
     return expected
 
 

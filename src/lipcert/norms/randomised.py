@@ -1,26 +1,40 @@
 """Randomised upper bounds on ‖B_ji‖: Lanczos from fresh random starts.
 
-For a symmetric positive semidefinite A of order n and a start drawn uniformly from the sphere, the largest Ritz value
-θ_k after k steps satisfies P[θ_k < (1 − ε)·λ_max] ≤ 1.648·√n·exp(−√ε(2k − 1)) (Kuczyński & Woźniakowski 1992). So
-√(θ_k/(1 − ε)) is an upper bound on the norm, except with that probability. The start must be independent of A: it is
-drawn anew for every bound, never warm.
+Let A be symmetric, positive semidefinite and of order n, and b a start drawn uniformly from the sphere. After k steps
+the polynomial χ(x) = (x − θ_1)⋯(x − θ_k) of the Ritz values satisfies ‖χ(A) b‖ = β_1⋯β_k. Let u be an eigenvector of
+the largest eigenvalue λ. Its part of χ(A) b is χ(λ)·⟨u, b⟩, so
+
+    χ(λ) ≤ β_1⋯β_k / |⟨u, b⟩|,    P[|⟨u, b⟩| ≤ τ] ≤ √(2n/π)·τ.
+
+χ grows beyond θ_k, so the x > θ_k with χ(x) = β_1⋯β_k/τ is a bound on λ, except with that probability. Chance is in
+the start alone, which must not depend on A: it is drawn anew for every bound, never warm. The inequality then holds
+after every step, so that steps may end as soon as it is precise enough.
+
+How many steps that takes at most is known before: P[θ_k < (1 − ε)·λ] ≤ 1.648·√n·exp(−√ε(2k − 1)) (Kuczyński and
+Woźniakowski 1992).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import ceil, exp, inf, log, sqrt
+from math import ceil, exp, inf, log, pi, sqrt
+
+import numpy as np
 
 from lipcert.network.normal_form import Network
 from lipcert.network.sweep import Pair
 from lipcert.norms.kept import Record
-from lipcert.norms.lanczos import order, run_lanczos
+from lipcert.norms.lanczos import Process, order, run_lanczos
 from lipcert.progress import Report
 from lipcert.rounding import UNDERFLOW, round_up
 
 MOST_STEPS = 256
 """More would cost memory and time for orthogonalisation that few networks are worth."""
+_BISECTIONS = 100
+_SMALLEST = 1e-300
+_HIDDEN = 1e-3
+"""The part of the largest eigenvalue that a numerically early end can hide."""
 
 
 def failure_probability(n: int, steps: int, epsilon: float) -> float:
@@ -42,6 +56,20 @@ def eigenvalue_gap(inflation: float) -> float:
 
 
 @dataclass(frozen=True)
+class Goal:
+    """A bound that exceeds the norm by this inflation is precise enough; so are this many steps."""
+
+    inflation: float
+    steps: int
+
+    @classmethod
+    def of(cls, network: Network, pair: Pair, inflation: float, probability: float) -> Goal:
+        """Steps that reach an inflation with this failure probability, but no more than `MOST_STEPS`."""
+        steps = required_steps(order(network, pair), eigenvalue_gap(inflation), probability)
+        return cls(inflation, min(steps, MOST_STEPS))
+
+
+@dataclass(frozen=True)
 class Ritz:
     """A value that a norm reaches, and a bound on it for exact products, after some steps of Lanczos."""
 
@@ -52,11 +80,15 @@ class Ritz:
     """With which the bound may fail."""
 
     @classmethod
-    def of_record(cls, pair: Pair, record: Record, steps: Mapping[Pair, int], probability: float) -> Ritz | None:
+    def of_record(cls, pair: Pair, record: Record, goals: Mapping[Pair, Goal], probability: float) -> Ritz | None:
         """What was kept, if it is as precise and as certain as wanted."""
-        if "steps" not in record or record["steps"] < steps[pair] or record["probability"] > probability:
+        if "steps" not in record or record["probability"] > probability:
             return None
-        return cls(record["value"], record["bound"], int(record["steps"]), record["probability"])
+        kept = cls(record["value"], record["bound"], int(record["steps"]), record["probability"])
+        return kept if kept.reaches(goals[pair]) else None
+
+    def reaches(self, goal: Goal) -> bool:
+        return self.bound <= (1 + goal.inflation) * self.value or self.steps >= goal.steps
 
     def upper(self, error: float) -> float:
         """A bound on the norm of the exact matrix, if products have this error.
@@ -72,26 +104,47 @@ class Ritz:
         return round_up(self.bound * (1 + allowance) + UNDERFLOW)
 
 
-def steps_within(network: Network, pair: Pair, inflation: float, probability: float) -> int:
-    """Steps for a bound that exceeds the norm by this inflation, but no more than `MOST_STEPS`."""
-    n = order(network, pair)
-    return min(required_steps(n, eigenvalue_gap(inflation), probability), MOST_STEPS)
+def largest_eigenvalue(process: Process, component: float) -> float:
+    """The x with χ(x) = β_1⋯β_k/τ: a bound on λ if the start has this component τ along its eigenvector, or more.
 
-
-def gap_left(n: int, steps: int, probability: float) -> float:
-    """The ε that this many steps leave with the given probability; 1e-3 for what a numerically early end can hide."""
-    if steps >= n:
-        return 1e-3
-    return float((log(1.648 * sqrt(n) / probability) / (2 * steps - 1)) ** 2)
+    Where the basis is one of the whole space, chance plays no part. A process that ends before, because what is left is
+    rounding, may have missed what is below its resolution; see `_HIDDEN`.
+    """
+    if process.overflows():
+        return inf
+    values = process.ritz_values()
+    top = float(values[-1])
+    if top <= 0.0:
+        return 0.0
+    if process.complete:  # T is A in another basis, whatever the start was
+        return process.unit * top * (1 + _HIDDEN)
+    allowed = process.log_residual() - log(component)
+    # χ(x) ≥ (x − θ_k)^k, so the solution lies within exp(allowed/k) of θ_k.
+    low, high = top, top + exp(allowed / process.steps)
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        if np.log(np.maximum(middle - values, _SMALLEST)).sum() < allowed:
+            low = middle
+        else:
+            high = middle
+    if process.exhausted:
+        high = max(high, top * (1 + _HIDDEN))
+    return process.unit * high
 
 
 def bound_by_lanczos(
-    network: Network, steps: Mapping[Pair, int], probability: float, seed: int, progress: Report
+    network: Network, goals: Mapping[Pair, Goal], probability: float, seed: int, progress: Report
 ) -> dict[Pair, Ritz]:
-    """Bounds after so many steps, each of which fails with at most this probability."""
-    results: dict[Pair, Ritz] = {}
-    for pair, process in run_lanczos(network, steps, seed, progress).items():
-        theta, epsilon = process.ritz(), gap_left(order(network, pair), steps[pair], probability)
-        bound = sqrt(theta / (1 - epsilon)) if epsilon < 1 else inf
-        results[pair] = Ritz(sqrt(theta), bound, steps[pair], probability)
-    return results
+    """Bounds that reach their goals, each of which fails with at most this probability."""
+
+    def bounded(pair: Pair, process: Process) -> Ritz:
+        component = probability / sqrt(2 / pi * order(network, pair))
+        bound = sqrt(largest_eigenvalue(process, component))
+        return Ritz(sqrt(process.ritz()), bound, process.steps, probability)
+
+    def enough(pair: Pair, process: Process) -> bool:
+        return bounded(pair, process).reaches(goals[pair])
+
+    steps = {pair: goal.steps for pair, goal in goals.items()}
+    processes = run_lanczos(network, steps, seed, progress, enough)
+    return {pair: bounded(pair, process) for pair, process in processes.items()}

@@ -27,6 +27,12 @@ def load_onnx(path: str | Path, *, output: str | None = None) -> OnnxModule:
     Args:
         path: an .onnx file with one input, whose first axis is the batch.
         output: which of several outputs is meant.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+        >>> torch.onnx.export(model, (torch.zeros(1, 4),), "net.onnx", dynamo=False)
+        >>> lipcert.load_onnx("net.onnx").input_shape
+        (4,)
     """
     file = _read(Path(path))
     model = OnnxModule(file.input_name, file.shape, _chosen_output(file, output))

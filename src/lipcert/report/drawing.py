@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,17 +23,16 @@ from lipcert.display import (
     save_figure,
 )
 from lipcert.display.style import styled
+from lipcert.display.training_curves import training_curves
 from lipcert.runs import RunFolder
-from lipcert.runs.metrics import metric_series
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _HALF, _THIRD, _SQUARE = (4.8, 3.5), (3.9, 3.4), (5.2, 4.5)
 """Inches, for two or three figures beside each other; small enough that the text is readable on a phone."""
-_ESTIMATED = "estimated_certified/"
-_LOG_FROM = 20.0
-"""Constants whose largest is that many times the smallest are drawn on a logarithmic axis."""
+_TRAINING = ("constants", "losses", "accuracies")
+"""The order of the figures of a training: what the library is about comes first."""
 
 
 @dataclass(frozen=True)
@@ -107,34 +106,15 @@ class Drawings:
 
     def training(self, run: RunFolder) -> list[Drawn]:
         """Constants, losses and accuracies over the epochs, as far as they were recorded."""
-        series = metric_series(run.metrics)
-        accuracies = {"train_accuracy": "training", "clean": "clean"}
-        for name in series:
-            if name.startswith(_ESTIMATED):
-                accuracies[name] = f"certified at {name.removeprefix(_ESTIMATED)} (estimate)"
-        constants = {"estimated_mean_naive": "naive", "estimated_mean_liplt": "liplt"}
-        losses = {"loss": "loss", "base": "base", "robust": "robust part"}
         drawn = []
-        for name, label, labels in (
-            ("constants", "mean pairwise constant (estimate)", constants),
-            ("losses", "loss", losses),
-            ("accuracies", "accuracy", accuracies),
-        ):
-            curves = {label: series[metric] for metric, label in labels.items() if metric in series}
-            if not curves:
+        for panel in sorted(training_curves(run.metrics), key=lambda panel: _TRAINING.index(panel.name)):
+            if not panel.curves:
                 continue
-            logarithmic = name == "constants" and _is_wide(curves)
-            figure = lines(curves, "epoch", label, percent=name == "accuracies", logarithmic=logarithmic)
+            figure = lines(panel.curves, "epoch", panel.quantity, percent=panel.percent, logarithmic=panel.logarithmic)
             _legend_below(figure)
             figure.set_size_inches(*_THIRD)
-            drawn.append(self._draw(name, run, f"{label} over the epochs, {run.name}", figure))
+            drawn.append(self._draw(panel.name, run, f"{panel.quantity} over the epochs, {run.name}", figure))
         return drawn
-
-
-def _is_wide(curves: Mapping[str, tuple[list[int], list[float]]]) -> bool:
-    """Whether the largest value is many times the smallest."""
-    values = [value for _, series in curves.values() for value in series]
-    return max(values) > _LOG_FROM * max(min(values), 1e-30)
 
 
 def data_uri(image: NDArray[np.float32]) -> str:
@@ -153,8 +133,12 @@ def _legend_below(figure: Figure) -> None:
     for legend in [*figure.legends, *(axes.get_legend() for axes in figure.axes)]:
         if legend is not None:
             legend.remove()
-    entries = [entry for axes in figure.axes for entry in zip(*axes.get_legend_handles_labels(), strict=True)]
-    figure.legend(*zip(*entries, strict=True), loc="outside lower left", ncols=2)
+    handles, labels = [], []
+    for axes in figure.axes:
+        more_handles, more_labels = axes.get_legend_handles_labels()
+        handles += more_handles
+        labels += more_labels
+    figure.legend(handles, labels, loc="outside lower left", ncols=2)
 
 
 def _slug(name: str) -> str:

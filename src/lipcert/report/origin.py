@@ -21,11 +21,20 @@ def origins(runs: Sequence[RunFolder]) -> list[tuple[RunFolder, Origin]]:
     for run in runs:
         origin = _origin(run)
         if run.twin:
-            origin = {name: value for name, value in origin.items() if name != "command" and shared.get(name) != value}
+            origin = _differences(origin, shared)
         else:
             shared = origin
         result.append((run, origin))
     return result
+
+
+def _differences(twin: Origin, shared: Origin) -> Origin:
+    """What a twin does not have in common with its run; both were made by one command."""
+    differing = {}
+    for name, value in twin.items():
+        if name != "command" and value != shared.get(name):
+            differing[name] = value
+    return differing
 
 
 def _origin(run: RunFolder) -> Origin:
@@ -45,7 +54,11 @@ def _origin(run: RunFolder) -> Origin:
         "hardware": _hardware(run),
         "versions": _versions(run),
     }
-    return {name: str(value) for name, value in rows.items() if value not in (None, "")}
+    known = {}
+    for name, value in rows.items():
+        if value not in (None, ""):
+            known[name] = str(value)
+    return known
 
 
 def _times(run: RunFolder) -> str:
@@ -56,7 +69,11 @@ def _times(run: RunFolder) -> str:
         "attacking": summary.attacking_seconds,
         "in all": summary.seconds,
     }
-    return _joined(*(f"{word} {duration(seconds)}" for word, seconds in times.items() if seconds is not None))
+    words = []
+    for word, seconds in times.items():
+        if seconds is not None:
+            words.append(f"{word} {duration(seconds)}")
+    return _joined(*words)
 
 
 def _hardware(run: RunFolder) -> str:
@@ -71,7 +88,11 @@ def _hardware(run: RunFolder) -> str:
 def _versions(run: RunFolder) -> str:
     environment = run.environment or {}
     versions = {"Python": environment.get("python"), **environment.get("versions", {})}
-    return _joined(*(f"{name} {version}" for name, version in versions.items() if version))
+    words = []
+    for name, version in versions.items():
+        if version:
+            words.append(f"{name} {version}")
+    return _joined(*words)
 
 
 def _joined(*words: str | None) -> str:

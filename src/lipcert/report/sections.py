@@ -38,6 +38,10 @@ class Material:
         """Whether runs are compared."""
         return len(self.runs) > 1
 
+    @property
+    def any_attacked(self) -> bool:
+        return any(run.distance is not None for run in self.runs)
+
     def absent(self, what: str, name: str, there: Callable[[RunFolder], bool]) -> list[str]:
         """Sentences on why some runs lack something: one for all runs with the same reason."""
         by_reason: dict[str, list[str]] = {}
@@ -45,7 +49,10 @@ class Material:
             if not there(run):
                 reason = run.missing.get(name, "the folder holds none")
                 by_reason.setdefault(reason, []).append(run.name)
-        return [f"{what} left out for {', '.join(names)}: {reason}." for reason, names in by_reason.items()]
+        sentences = []
+        for reason, names in by_reason.items():
+            sentences.append(f"{what} left out for {', '.join(names)}: {reason}.")
+        return sentences
 
 
 @dataclass(frozen=True)
@@ -81,18 +88,23 @@ def runs_section(material: Material) -> Content:
     return {
         "table": compare(material.runs),
         "colours": run_colours(material.runs),
-        "any_attacked": any(run.distance is not None for run in material.runs),
+        "any_attacked": material.any_attacked,
     }
 
 
 @section("accuracy", "Certified accuracy", "accuracy.html.j2")
 def accuracy_section(material: Material) -> Content:
+    local = []
+    for run in material.runs:
+        shares = run.summary.local_shares()
+        if shares:
+            local.append(f"{run.name}: {shares}.")
     return {
         "chart": material.chart,
         "frame": FRAME,
         "colours": run_colours(material.runs),
-        "any_attacked": any(run.distance is not None for run in material.runs),
-        "local": [f"{run.name}: {text}." for run in material.runs if (text := run.summary.local_shares())],
+        "any_attacked": material.any_attacked,
+        "local": local,
         "absent": material.absent("Accuracy under attack is", "attacks", lambda run: run.distance is not None),
     }
 
@@ -155,7 +167,10 @@ def _gallery(run: RunFolder) -> list[tuple[str, list[Content]]]:
     """The pictures by group."""
     groups = []
     for group, title in _GROUPS.items():
-        cards = [_card(picture, run.class_names) for picture in run.gallery if picture.example.group == group]
+        cards = []
+        for picture in run.gallery:
+            if picture.example.group == group:
+                cards.append(_card(picture, run.class_names))
         if cards:
             groups.append((title, cards))
     return groups

@@ -14,9 +14,14 @@ def compare(runs: Sequence[RunFolder]) -> TextTable:
     Attacked accuracies are shares of the inputs attacked; if these are fewer than those certified, a column says so,
     and the certified and the clean share of the same inputs stand around them.
     """
-    epsilons = sorted({epsilon for run in runs for epsilon in run.summary.epsilons})
-    attacked = any(run.distance is not None for run in runs)
-    partly = any(run.distance is not None and len(run.distance) < len(run.certificates) for run in runs)
+    every_epsilon: set[float] = set()
+    attacked = partly = False
+    for run in runs:
+        every_epsilon.update(run.summary.epsilons)
+        if run.distance is not None:
+            attacked = True
+            partly |= len(run.distance) < len(run.certificates)
+    epsilons = sorted(every_epsilon)
     columns = ["run", "network", "trained by", "data", "clean"]
     if partly:
         columns.append("inputs attacked")

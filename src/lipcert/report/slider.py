@@ -50,7 +50,7 @@ def slider(runs: Sequence[RunFolder]) -> Slider:
     colours = run_colours(runs)
     curves, series, clean = [], [], []
     for run, colour in zip(runs, colours, strict=True):
-        numbers = _numbers(run)
+        numbers = _sorted_distances(run)
         certified = _survival(numbers.radii, len(run.certificates), len(numbers.radii), scale)
         curves.append(Curve("certified", colour, _path(certified), _points(run, run.certified_at, scale)))
         if numbers.attacked:
@@ -96,7 +96,7 @@ class _Scale:
 
 
 @dataclass(frozen=True)
-class _Numbers:
+class _SortedDistances:
     """Sorted radii of correct predictions, and sorted distances of those that were fooled at any distance.
 
     survivors: correct predictions among the `attacked` inputs, fooled at some distance or not at all.
@@ -120,13 +120,13 @@ class _Numbers:
         }
 
 
-def _numbers(run: RunFolder) -> _Numbers:
+def _sorted_distances(run: RunFolder) -> _SortedDistances:
     radii = _sorted_radii(run.certificates)
     if run.attacked is None or run.distance is None:
-        return _Numbers(radii, np.empty(0), 0, 0, np.empty(0))
+        return _SortedDistances(radii, np.empty(0), 0, 0, np.empty(0))
     distances = run.distance[run.attacked.correct].numpy()
     fooled = np.sort(distances[np.isfinite(distances)])
-    return _Numbers(radii, fooled, len(distances), len(run.attacked), _sorted_radii(run.attacked))
+    return _SortedDistances(radii, fooled, len(distances), len(run.attacked), _sorted_radii(run.attacked))
 
 
 def _sorted_radii(certificates: Certificates) -> NDArray[np.float64]:
@@ -148,7 +148,7 @@ def _end(runs: Sequence[RunFolder]) -> float:
     largest = []
     for run in runs:
         largest.append(1.15 * max(run.summary.epsilons))
-        numbers = _numbers(run)
+        numbers = _sorted_distances(run)
         largest += numbers.radii[numbers.radii < _LARGEST][-1:].tolist()
         if len(numbers.distances):
             largest.append(float(np.quantile(numbers.distances, 0.95)))
@@ -173,4 +173,5 @@ def _path(points: Sequence[tuple[float, float]]) -> str:
 def _ticks(end: float) -> list[float]:
     from matplotlib.ticker import MaxNLocator
 
-    return [float(value) for value in MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]).tick_values(0, end) if 0 <= value <= end]
+    proposed = MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]).tick_values(0, end)  # some of them beyond the axis
+    return [float(value) for value in proposed if 0 <= value <= end]

@@ -19,6 +19,14 @@ class Run(Shown):
 
     It shows its accuracies as a table. `plot` draws losses, accuracies and mean constants over the epochs, and
     `to_pandas` has the metrics, one row per epoch; constants and certified shares in both are estimates.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+        >>> quick = {"epochs": 1, "epsilons": [0.1], "attack_inputs": 0, "compare_standard": False}
+        >>> data = torch.rand(20, 4), torch.arange(20) % 3
+        >>> run = lipcert.train(quick, "run", model=model, data=data)
+        >>> len(run.metrics), run.summary.at[0].epsilon
+        (1, 0.1)
     """
 
     folder: Path

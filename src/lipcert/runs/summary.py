@@ -43,6 +43,11 @@ class Summary:
 
     Of a model that was certified without being trained here, name, loss, epochs and seed are None. A run folder of an
     earlier version may lack more.
+
+    Example:
+        >>> summary = lipcert.pretrained("digits").summary
+        >>> summary.at[0].certified <= summary.clean
+        True
     """
 
     model: str

@@ -160,9 +160,9 @@ def _finish(config: TrainConfig, training: Training, work: _Work, folder: Path) 
     loaded = loaded.executed_in(config.execution)
     dataset = dataset.in_dtype(loaded.dtype)
     task = Task(dataset, config.epsilons, len(dataset.test), config.attack_inputs)
-    scales = training.estimators["estimator"].scales
-    if scales is not None and config.robust:  # what training has learned is a good start
-        task = replace(task, method="rescaled", fit=FitOptions(start=scales.diagonals()))
+    learned = training.estimators["estimator"].diagonals()
+    if learned and config.robust:  # what training has learned is a good start
+        task = replace(task, method=config.estimator.method, fit=FitOptions(start=learned))
     summary = replace(
         finish_folder(loaded, task, folder, work.progress),
         name=config.name,

@@ -8,26 +8,25 @@ from dataclasses import replace
 from torch import Tensor
 
 from lipcert.bounds.forms import Form
-from lipcert.bounds.methods.method import Method, Task, register_method
+from lipcert.bounds.methods.method import Method, MethodTask, find_method, register_method
 from lipcert.bounds.refine import refinable, refine
-from lipcert.bounds.semidefinite import lipsdp_constants
 from lipcert.bounds.targets import Target
-from lipcert.errors import SolverError
+from lipcert.errors import OptionError, SolverError
 
 _SMALL = 300
-"""The largest number of neurons for which semidefinite programs are solved too."""
+"""The largest number of neurons for which semidefinite programs are solved too; up to _DENSE, ellipsoids are fitted."""
 _DENSE = 1024
 """The largest number of neurons for which terms are refined by LT-SDP."""
 
 
 @register_method
 class Best(Method):
-    """All forms together, refined where matrices are small, and LipSDP for small networks."""
+    """All forms together, refined where matrices are small, and LipSDP for small networks, or ellipsoids."""
 
     name = "best"
     rank = 5
 
-    def forms(self, task: Task, target: Target) -> list[Form]:
+    def forms(self, task: MethodTask, target: Target) -> list[Form]:
         plain = task.form("liplt")
         rescaled = task.rescaled_form(target)
         forms = [plain, task.form("naive"), rescaled]
@@ -40,17 +39,18 @@ class Best(Method):
                 forms.append(promised)
         return forms
 
-    def _refines(self, task: Task, plain: Form) -> bool:
+    def _refines(self, task: MethodTask, plain: Form) -> bool:
         half = replace(task.options, memory=task.options.memory // 2)  # two refined forms at a time
         return task.neurons() <= min(_DENSE, task.options.dense_limit) and refinable(plain, half)
 
-    def values(self, task: Task, target: Target) -> Mapping[str, Tensor]:
-        if not target.transforms_last or task.neurons() > _SMALL:
+    def values(self, task: MethodTask, target: Target) -> Mapping[str, Tensor]:
+        if not target.transforms_last or task.neurons() > _DENSE:
             return {}
+        name = "lipsdp" if task.neurons() <= _SMALL else "ellipsoids"
         try:
-            return {"lipsdp": lipsdp_constants(task.network, target.name, progress=task.progress)}
-        except SolverError:  # the others do without
+            return find_method(name).values(task, target)
+        except (SolverError, OptionError):  # the others do without
             return {}
 
-    def scales(self, task: Task, target: Target) -> Mapping[str, Tensor]:
+    def scales(self, task: MethodTask, target: Target) -> Mapping[str, Tensor]:
         return task.scales(target)

@@ -13,7 +13,8 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from lipcert.bounds.fit import FitOptions, fitted_scales
+from lipcert.bounds.ellipsoids import Ellipsoids
+from lipcert.bounds.fit import FitOptions, fitted_ellipsoids, fitted_scales
 from lipcert.bounds.forms import Form, make_form
 from lipcert.bounds.refine import refine
 from lipcert.bounds.register import Register
@@ -34,7 +35,7 @@ _MOST_FORMS = 6
 
 
 @dataclass
-class Task:
+class MethodTask:
     """A program to be bounded, for some targets: what methods have in common is computed once.
 
     promised: the same model with layers that are Lipschitz by construction as single sites, if it has any.
@@ -61,6 +62,19 @@ class Task:
     def network(self) -> Network:
         """The float64 network, with the weights as executed."""
         return self._networks(self.program)[0]
+
+    @cached_property
+    def apart(self) -> Network:
+        """The same with sorted pairs as means, which pass linearly, and absolute values of differences."""
+        return normal_form(self.program, exact=True, apart=True)
+
+    def ellipsoids(self, target: Target) -> tuple[Ellipsoids, dict[str, Tensor]]:
+        """Ellipsoids that are fitted to the weights, and the diagonals behind them."""
+        return self.keep(("ellipsoids", target.name), lambda: of_first(self._fit_ellipsoids(target)))
+
+    @torch.enable_grad()
+    def _fit_ellipsoids(self, target: Target) -> tuple[Ellipsoids, dict[str, Tensor]]:
+        return fitted_ellipsoids(self.network, target.name, self.fit, partial(self.progress, "multipliers"))
 
     def neurons(self) -> int:
         """The number of entries of all nonlinearities."""
@@ -132,14 +146,14 @@ class Method(ABC):
     """Where it stands in tables: from the coarsest to the tightest."""
 
     @abstractmethod
-    def forms(self, task: Task, target: Target) -> list[Form]:
+    def forms(self, task: MethodTask, target: Target) -> list[Form]:
         """Forms that take turns in the recursion; the first one's constants between sites are those of the bound."""
 
-    def values(self, task: Task, target: Target) -> Mapping[str, Tensor]:
+    def values(self, task: MethodTask, target: Target) -> Mapping[str, Tensor]:
         """Other upper bounds on the target's values, by the names of what found them."""
         return {}
 
-    def scales(self, task: Task, target: Target) -> Mapping[str, Tensor]:
+    def scales(self, task: MethodTask, target: Target) -> Mapping[str, Tensor]:
         """Diagonals that were fitted, by the names of their sites."""
         return {}
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from lipcert.bounds.forms import Form
-from lipcert.bounds.methods.method import Method, Task, register_method
-from lipcert.bounds.semidefinite import lipsdp_constants
+from lipcert.bounds.methods.method import Method, MethodTask, register_method
+from lipcert.bounds.semidefinite import constants_of_ellipsoids, lipsdp_constants
 from lipcert.bounds.targets import Target
 
 
@@ -19,7 +19,7 @@ class Naive(Method):
     name = "naive"
     rank = 0
 
-    def forms(self, task: Task, target: Target) -> list[Form]:
+    def forms(self, task: MethodTask, target: Target) -> list[Form]:
         return [task.form("naive")]
 
 
@@ -30,7 +30,7 @@ class LipLT(Method):
     name = "liplt"
     rank = 1
 
-    def forms(self, task: Task, target: Target) -> list[Form]:
+    def forms(self, task: MethodTask, target: Target) -> list[Form]:
         return [task.form("liplt")]
 
 
@@ -41,10 +41,10 @@ class Rescaled(Method):
     name = "rescaled"
     rank = 2
 
-    def forms(self, task: Task, target: Target) -> list[Form]:
+    def forms(self, task: MethodTask, target: Target) -> list[Form]:
         return [task.form("liplt"), task.rescaled_form(target)]
 
-    def scales(self, task: Task, target: Target) -> Mapping[str, Tensor]:
+    def scales(self, task: MethodTask, target: Target) -> Mapping[str, Tensor]:
         return task.scales(target)
 
 
@@ -55,8 +55,30 @@ class LTSDP(Method):
     name = "lt-sdp"
     rank = 3
 
-    def forms(self, task: Task, target: Target) -> list[Form]:
+    def forms(self, task: MethodTask, target: Target) -> list[Form]:
         return [task.form("liplt"), task.refined_form()]
+
+
+@register_method
+class EllipsoidBound(Method):
+    """LipSDP with multipliers from gradient descent, first for all functionals together, then for each, and proved."""
+
+    name = "ellipsoids"
+    rank = 3
+
+    def forms(self, task: MethodTask, target: Target) -> list[Form]:
+        return [task.form("liplt")]
+
+    def values(self, task: MethodTask, target: Target) -> Mapping[str, Tensor]:
+        shared, _ = task.ellipsoids(target)
+        fit = task.fit
+        values = constants_of_ellipsoids(
+            task.apart, target.name, shared, steps=fit.each, lr=fit.lr, progress=task.progress
+        )
+        return {self.name: values}
+
+    def scales(self, task: MethodTask, target: Target) -> Mapping[str, Tensor]:
+        return task.ellipsoids(target)[1]
 
 
 @register_method
@@ -66,8 +88,8 @@ class LipSDP(Method):
     name = "lipsdp"
     rank = 4
 
-    def forms(self, task: Task, target: Target) -> list[Form]:
+    def forms(self, task: MethodTask, target: Target) -> list[Form]:
         return [task.form("liplt")]
 
-    def values(self, task: Task, target: Target) -> Mapping[str, Tensor]:
-        return {self.name: lipsdp_constants(task.network, target.name, progress=task.progress)}
+    def values(self, task: MethodTask, target: Target) -> Mapping[str, Tensor]:
+        return {self.name: lipsdp_constants(task.apart, target.name, progress=task.progress)}

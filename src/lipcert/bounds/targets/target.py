@@ -33,7 +33,7 @@ class Target(ABC):
 
     def check(self, network: Network) -> None:
         """Refuse networks whose output the target does not fit."""
-        _ = network.classes
+        network.check_logits()
 
     @abstractmethod
     def shape(self, classes: int) -> tuple[int, ...]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from math import exp, log
+from dataclasses import replace
+from math import exp, frexp, log
 from typing import Any
 
 import torch
@@ -63,12 +64,9 @@ def leaky_relu(call: Call, x: Any, negative_slope: float = 0.01) -> Result:
 
 
 @rule_for("rrelu")
-def random_relu(
-    call: Call, x: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, *args: Any
-) -> Result:
-    if training:
-        raise TrainingModeError(f"{call.name} (RReLU) is in training mode, where it is random; call model.eval() first")
-    return slopes.leaky((lower + upper) / 2)
+def random_relu(call: Call, *args: Any, **kwargs: Any) -> Result:
+    """In eval mode it is captured as a LeakyReLU."""
+    raise TrainingModeError(f"{call.name} (RReLU) is in training mode, where it is random; call model.eval() first")
 
 
 @rule_for("prelu _prelu_kernel")
@@ -100,11 +98,16 @@ def elu(call: Call, x: Any, alpha: float = 1.0, scale: float = 1.0, input_scale:
         raise Refusal(f"with input_scale={input_scale} its slopes are unbounded; use a positive one")
     ends = (0.0, float(scale), scale * alpha * input_scale)
     low, high = min(ends), max(ends)
-    slack = 4 * UNIT_ROUNDOFF[torch.float64] * max(-low, high)
+    slack = _rounded_products(call) * max(-low, high)
     if low < 0:
         low -= slack
-    curvature = abs(scale * alpha * input_scale * input_scale) * (1 + 1e-15)
+    curvature = abs(scale * alpha * input_scale * input_scale) * (1 + _rounded_products(call))
     return Slope(low, high + slack, ulps=6.0, kinks=(0.0,), curvature=curvature)
+
+
+def _rounded_products(call: Call) -> float:
+    """By how much a product of the numbers of an operator, or an inverse, may be off relatively."""
+    return 4 * UNIT_ROUNDOFF.get(call.recorded.dtype, UNIT_ROUNDOFF[torch.float64])
 
 
 @rule_for("celu")
@@ -112,7 +115,9 @@ def celu(call: Call, x: Any, alpha: float = 1.0) -> Result:
     if alpha <= 0:
         raise Refusal(f"with alpha={alpha} its slopes are unbounded; use alpha > 0")
     _check_moderate(alpha=alpha)
-    return slopes.smooth((1 + 1e-15) / alpha, 0.0)
+    exact = frexp(alpha)[0] == 0.5  # else the product of alpha and its inverse is not 1
+    slack = 0.0 if exact else _rounded_products(call)
+    return replace(slopes.smooth((1 + 1e-15 + slack) / alpha, 0.0), beta=1 + slack)
 
 
 @rule_for("softplus")

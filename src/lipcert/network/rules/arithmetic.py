@@ -9,9 +9,10 @@ from torch import Tensor
 
 from lipcert.network.linear import Identity, LinearOp, Scale, number
 from lipcert.network.program import Live
-from lipcert.network.rules.call import BatchSize, Call, Constant, Input, Refusal, Result, Sum, broadcast
+from lipcert.network.rules.broadcasting import broadcast
+from lipcert.network.rules.call import BatchSize, Call, Constant, Input, Refusal, Result, Sum
 from lipcert.network.rules.registry import rule_for
-from lipcert.network.tangents import ONLY_LOCALLY, Pair, Product, local_slope
+from lipcert.network.tangents import ONLY_LOCALLY, FlatPair, Product, local_slope
 
 
 @rule_for("add sub subtract rsub")
@@ -43,7 +44,7 @@ def product_of_inputs(call: Call, a: Input, b: Input, terms: int = 0) -> Result:
     """A gate, or a product of matrices: bounded over balls only."""
     if not call.local:
         raise Refusal(f"a product of two tensors that depend on the input is not Lipschitz; {ONLY_LOCALLY}")
-    return local_slope(Product(Pair(a.shape, b.shape), terms))
+    return local_slope(Product(FlatPair(a.shape, b.shape), terms))
 
 
 @rule_for("div true_divide divide")

@@ -82,6 +82,12 @@ class Call:
     `Constant` for those that do not; a rule is called as `rule(call, *args, **kwargs)`. `index`: which of several
     results is meant. `node`: the operation in the program. `module` is set for calls of modules with a rule.
     `typed`: the model's tensors determine the type in which it runs. `local`: only bounds over balls are wanted.
+    `apart`: sorted pairs are means and absolute values of differences.
+
+    Example:
+        >>> @lipcert.register_rule(torch.cumsum)
+        ... def cumsum_rule(call, x, dim, **kwargs):
+        ...     return call.linear(terms=x.shape[call.axis(dim)], nonnegative=True)
     """
 
     name: str
@@ -95,6 +101,7 @@ class Call:
     module: nn.Module | None = None
     index: int | None = None
     local: bool = False
+    apart: bool = False
 
     @property
     def operator(self) -> str:
@@ -237,14 +244,3 @@ class Call:
             result = result[self.index]
         picked: Tensor = result
         return picked
-
-
-def broadcast(shape: Shape, out_shape: Shape) -> Function:
-    """Copies a row of one shape into a larger one, as arithmetic does."""
-    if len(shape) != len(out_shape):
-        raise Refusal(f"it broadcasts rows of shape {shape} to {out_shape}; reshape them explicitly first")
-
-    def copies(x: Tensor) -> Tensor:
-        return x.expand(x.shape[0], *out_shape)
-
-    return Function(copies, shape, out_shape, terms=0, nonnegative=True)

@@ -57,7 +57,7 @@ def sort(call: Call, *args: Any, **kwargs: Any) -> Result:
     (axis,) = call.axes()
     if call.argument("sorted") is False:
         raise Refusal("without sorted=True the order of its entries is not defined")
-    if call.local and call.operator == "sort" and call.input.shape[axis] == 2:
+    if (call.local or call.apart) and call.operator == "sort" and call.input.shape[axis] == 2:
         return SortedPair(axis, bool(call.argument("descending")))
     return slopes.along_axis(slopes.lipschitz_map(1.0, monotone=True), axis)
 

@@ -24,23 +24,24 @@ def register_rule(*keys: Any, view: str | None = None) -> Callable[[Rule], Rule]
     A key is a subclass of nn.Module, an operator (`torch.ops.aten.sin`, or one of your own made with
     `torch.library.custom_op`), or a function of torch, which stands for its operator: `torch.sin` covers `x.sin()` too.
     The rule is called as `rule(call, *args, **kwargs)` with the arguments of the call and returns a `Slope` for a
-    nonlinearity, a linear operation for a linear map, or the `Input` itself for a call that changes nothing::
-
-        @lipcert.register_rule(Squareplus)
-        def squareplus_rule(call, x):
-            return lipcert.Slope(0.0, 1.0, ulps=8.0)
-
-        @lipcert.register_rule(Blur)
-        def blur_rule(call, x):
-            return call.linear(terms=9, nonnegative=True)
+    nonlinearity, a linear operation for a linear map, or the `Input` itself for a call that changes nothing.
 
     A module with a rule is one operation of the network. What a rule says is tried out at many inputs whenever it is
     used, and refused with a counterexample if it is false. Biases do not matter to slopes: give the linear part only.
     A rule for one `view` (see `lipcert.trace`) is used in it alone.
+
+    Example:
+        >>> class Squareplus(nn.Module):
+        ...     def forward(self, x):
+        ...         return (x + torch.sqrt(x * x + 4)) / 2
+        >>> @lipcert.register_rule(Squareplus)
+        ... def squareplus_rule(call, x):
+        ...     return lipcert.Slope(0.0, 1.0, ulps=8.0)
+        >>> lipcert.trace(nn.Sequential(nn.Linear(4, 3), Squareplus()), (4,))
+        Network((4,) → (3,), 1 nonlinearity: 1)
     """
     if view is not None:
         check_choice("view", view, VIEWS)
-
     if not keys:
         raise OptionError("a rule needs what it is for: module classes, torch functions or operators")
 

@@ -9,7 +9,8 @@ import torch
 
 from lipcert.errors import TrainingModeError
 from lipcert.network.linear import Reshape
-from lipcert.network.rules.call import BatchSize, Call, Constant, Input, Refusal, Result, Sum, broadcast
+from lipcert.network.rules.broadcasting import broadcast
+from lipcert.network.rules.call import BatchSize, Call, Constant, Input, Refusal, Result, Sum
 from lipcert.network.rules.registry import rule_for
 
 _POSITIONS = "the positions that it reads depend on the network's input, so it jumps; use constant positions"

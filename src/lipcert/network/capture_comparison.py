@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lipcert.errors import UnsupportedError
@@ -20,7 +21,7 @@ _ROUNDINGS = 64
 _MAGNITUDES = (1.0, 0.0, 100.0, 1e-3, 1e4, 3.0, 0.0)
 
 
-def compare(program: Program, model: nn.Module) -> None:
+def check_capture(program: Program, model: nn.Module) -> None:
     """Refuse a program that does not compute, bit for bit, what the model computes, or changes its own buffers.
 
     Batches of several sizes whose rows have several magnitudes; with and without gradients; in inference mode and
@@ -57,6 +58,12 @@ def _tried(program: Program, model: nn.Module, batch: int, mode: str) -> str:
         except Exception as error:  # whatever the model's code raises
             failure = f"it fails {mode}, {type(error).__name__}: {first_line(error)}"
             raise _differs(model, failure) from error
+    if isinstance(expected, FakeTensor):
+        remedy = (
+            "it keeps a tensor that it computes at its first call, outside of its attributes, and that call was the "
+            "capture; build it anew, forget that tensor, and call the model once before"
+        )
+        raise unsupported(model, "capture", remedy)
     return _difference(found.detach(), expected, batch, other_layout=inference)
 
 

@@ -1,4 +1,4 @@
-"""Trials of rules that users register, beyond those that every rule has to pass (see `checks`).
+"""Trials of rules that users register, beyond those that every rule has to pass (see `rule_trials`).
 
 They look at inputs of many magnitudes, and at what a rule says about rounding: that no entry of a matrix is negative,
 how many products an entry sums, how many units in the last place a nonlinearity may be off.
@@ -14,6 +14,7 @@ from torch import Tensor
 from lipcert.network.kinds import is_torchs
 from lipcert.network.linear import Function, LinearOp
 from lipcert.network.rules.call import Call, Refusal
+from lipcert.network.rules.registry import find_rule, operator_name
 from lipcert.network.slopes import Slope
 from lipcert.rounding import UNIT_ROUNDOFF
 
@@ -23,8 +24,11 @@ _TOLERANCE = 1e-3
 
 
 def is_users(call: Call) -> bool:
-    """Whether an operation is a module with a rule, or an operator that is not torch's own."""
-    return call.module is not None or not is_torchs(call.node)
+    """Whether an operation is a module with a rule, an operator of others, or one with a rule of the user's."""
+    if call.module is not None or not is_torchs(call.node):
+        return True
+    rule = find_rule(operator_name(call.node.target))
+    return not str(getattr(rule, "__module__", "")).startswith("lipcert.")
 
 
 def _inputs(call: Call, rows: int) -> list[Tensor]:

@@ -1,0 +1,162 @@
+"""Trials of what users' rules say about a nonlinearity beyond its slopes: curvature, kinks, monotone, extremum, group.
+
+Bounds over balls and scales of channels rest on these. A fact that is false is refused with a counterexample.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+from torch import Tensor
+
+from lipcert.network.rules.call import Call, Refusal
+from lipcert.network.slopes import Slope
+from lipcert.rounding import UNIT_ROUNDOFF
+
+_ENTRIES = 1 << 15
+_FEWEST, _MOST = 4, 1 << 12  # rows
+_SCALES = (1e-3, 1e-1, 1.0, 10.0, 1e3)
+_SLACK = 1e-4
+
+
+@torch.no_grad()
+def check_users_facts(call: Call, slope: Slope) -> None:
+    """Refuse facts that what the call computes contradicts."""
+    if call.dtype not in UNIT_ROUNDOFF or prod(call.inputs[0].shape) == 0 or 0 in call.out_shape:
+        return
+    if slope.elementwise:
+        if slope.curvature is not None:
+            _check_curvature(call, slope, slope.curvature)
+        return
+    if slope.monotone:
+        _check_monotone(call, slope)
+    if slope.extremum:
+        _check_extremum(call, slope.extremum)
+    if slope.group:
+        _check_group(call, slope)
+
+
+def _rows(call: Call) -> int:
+    return max(_FEWEST, min(_MOST, _ENTRIES // prod(call.inputs[0].shape)))
+
+
+def _typed(call: Call, x: Tensor) -> Tensor:
+    return x.to(call.recorded.device, call.dtype)
+
+
+def _noise(call: Call, slope: Slope, size: Tensor) -> Tensor:
+    """By how much results may be off, if they and the slope times inputs are of this size."""
+    ulps = 16.0 if slope.ulps is None else slope.ulps
+    return UNIT_ROUNDOFF[call.dtype] * (4.0 + 2.0 * ulps) * size + 1e-300
+
+
+def _check_curvature(call: Call, slope: Slope, curvature: float) -> None:
+    """Slopes of two chords side by side differ by at most curvature times half their length, unless a kink is near."""
+    generator = torch.Generator().manual_seed(17)
+    shape = (_rows(call), *call.inputs[0].shape)
+    moderate = torch.rand(shape, generator=generator, dtype=torch.float64) < 0.5
+    scale = torch.where(moderate, 3.0, 10.0 ** (8 * torch.rand(shape, generator=generator, dtype=torch.float64) - 4))
+    middle = scale * torch.randn(shape, generator=generator, dtype=torch.float64)
+    reach = scale * 10.0 ** (-3 * torch.rand(shape, generator=generator, dtype=torch.float64))
+    inputs = [_typed(call, middle + side * reach) for side in (-1, 0, 1)]
+    values = [call.run([x]).double() for x in inputs]
+    low, middle, high = (x.double().expand(values[0].shape) for x in inputs)
+    left, right = middle - low, high - middle
+    size = values[0].abs() + values[1].abs() + values[2].abs()
+    size = size + float(slope.lipschitz()) * (low.abs() + middle.abs() + high.abs())
+    bend = ((values[2] - values[1]) * left - (values[1] - values[0]) * right).abs()
+    allowed = curvature * left * right * (left + right) / 2 * (1 + _SLACK)
+    excess = bend - allowed - _noise(call, slope, size) * (left + right)
+    looked_at = (left > 0) & (right > 0)
+    for kink in slope.kinks:
+        place = torch.as_tensor(kink() if callable(kink) else kink).to(middle)
+        margin = 1e-6 * (place.abs() + left + right)
+        looked_at &= (high + margin < place) | (place < low - margin)
+    excess = torch.where(looked_at, excess, -1.0)
+    if bool((excess > 0).any()):
+        worst = int((excess / (left * right * (left + right)).clamp(min=1e-300)).argmax())
+        ends = (float(low.flatten()[worst]), float(high.flatten()[worst]))
+        found = 2 * bend.flatten()[worst] / (left * right * (left + right)).flatten()[worst]
+        raise Refusal(
+            f"its rule says curvature={curvature:g}, but its slope changes {float(found):.3g} times as much as its "
+            f"input between {ends[0]:.6g} and {ends[1]:.6g}, where the rule names no kink"
+        )
+
+
+def _check_monotone(call: Call, slope: Slope) -> None:
+    """No entry of the result falls when entries of the input grow."""
+    generator = torch.Generator().manual_seed(19)
+    shape = (max(_FEWEST, _rows(call) // len(_SCALES)), *call.inputs[0].shape)
+    for scale in _SCALES:
+        x = scale * torch.randn(shape, generator=generator)
+        share = torch.rand((shape[0], *(1,) * (len(shape) - 1)), generator=generator)  # some rows: few entries grow
+        grows = torch.rand(shape, generator=generator) < share
+        x, more = _typed(call, x), _typed(call, x + grows * scale * torch.rand(shape, generator=generator))
+        before, after = call.run([x]).double(), call.run([more]).double()
+        fall = before - after
+        size = torch.maximum(before.abs(), after.abs()).max() + float(slope.lipschitz()) * more.double().abs().max()
+        if bool((fall > _noise(call, slope, size)).any()):
+            worst = int(fall.argmax())
+            values = (float(before.flatten()[worst]), float(after.flatten()[worst]))
+            raise Refusal(
+                f"its rule says monotone=True, but an entry of its result falls from {values[0]:.6g} to "
+                f"{values[1]:.6g} when entries of its input grow"
+            )
+
+
+def _check_extremum(call: Call, sign: int) -> None:
+    """Every entry of the result is the largest (smallest) of its own entries of the input."""
+    generator = torch.Generator().manual_seed(23)
+    size, rows = prod(call.inputs[0].shape), min(_rows(call), 256)
+    told = f"its rule says extremum={sign}"
+    order = torch.stack([torch.randperm(size, generator=generator) for _ in range(rows)])  # no two entries are equal
+    x = _typed(call, (order - size // 2).reshape(rows, *call.inputs[0].shape))
+    results = call.run([x]).double().reshape(rows, -1).cpu()
+    places = (results + size // 2).clamp(0, size - 1).nan_to_num().long()
+    if not torch.equal((places - size // 2).double(), results):
+        wrong = results[(places - size // 2).double() != results]
+        raise Refusal(f"{told}, but an entry of its result, {float(wrong[0]):.6g}, is no entry of its input")
+    decides = order.argsort(1).gather(1, places)  # which entries of the input these are
+    owner = torch.full((size,), -1)
+    results_of = torch.arange(results.shape[1]).expand_as(decides)
+    owner[decides.flatten()] = results_of.flatten()
+    if bool((owner[decides] != results_of).any()):
+        entry = int(decides[owner[decides] != results_of][0])
+        raise Refusal(f"{told}, but several entries of its result are decided by entry {entry} of its input")
+    owned = (owner >= 0).nonzero().flatten()
+    own = (order - size // 2).double()[:, owned]
+    beyond = sign * (own - results[:, owner[owned]])
+    if bool((beyond > 0).any()):
+        row, column = (int(i) for i in (beyond > 0).nonzero()[0])
+        raise Refusal(
+            f"{told}, but an entry of its result is {float(results[row, owner[owned[column]]]):.6g} where entry "
+            f"{int(owned[column])} of its input, which decides it elsewhere, is {float(own[row, column]):.6g}"
+        )
+
+
+def _check_group(call: Call, slope: Slope) -> None:
+    """Entries of a group of channels stay the same if others change."""
+    shape, group = call.inputs[0].shape, slope.group
+    if not shape or not call.out_shape or shape[0] != call.out_shape[0] or shape[0] % group:
+        raise Refusal(
+            f"its rule says group={group}, but its input has the shape {shape} and its result {call.out_shape}, "
+            f"expected as many channels in both, in groups of {group}; leave group= out"
+        )
+    generator = torch.Generator().manual_seed(29)
+    rows = max(_FEWEST, _rows(call) // len(_SCALES))
+    for scale in _SCALES:
+        x = scale * torch.randn(rows, *shape, generator=generator)
+        kept = (torch.rand(rows, shape[0] // group, generator=generator) < 0.5).repeat_interleave(group, 1)
+        mask = kept.reshape(rows, shape[0], *(1,) * (len(shape) - 1))
+        other = torch.where(mask, x, scale * torch.randn(rows, *shape, generator=generator))
+        first, second = call.run([_typed(call, x)]).double(), call.run([_typed(call, other)]).double()
+        still = kept.to(first.device).reshape(rows, shape[0], *(1,) * (first.dim() - 2)).expand_as(first)
+        change = torch.where(still, (first - second).abs(), 0.0)
+        size = first.abs().max() + float(slope.lipschitz()) * scale
+        if bool((change > _noise(call, slope, size)).any()):
+            channel = int((change > _noise(call, slope, size)).nonzero()[0, 1])
+            raise Refusal(
+                f"its rule says group={group}, but entries of channel {channel} of its result change by up to "
+                f"{float(change.max()):.3g} when only channels of other groups do"
+            )
