@@ -83,4 +83,5 @@ def test_the_metric_counts_the_inputs_of_all_processes(tmp_path):
         "dist.barrier()\n"
         "os._exit(0)\n"  # threads of gloo abort some processes that leave in the usual way
     )
-    assert torchrun(folder=tmp_path, module=script).splitlines() == 2 * ["{0.0: 0.75, 0.5: 0.5}"]
+    printed = torchrun(folder=tmp_path, module=script)  # lines of two processes may run into each other
+    assert printed.replace("\n", "") == 2 * "{0.0: 0.75, 0.5: 0.5}"

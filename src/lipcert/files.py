@@ -57,8 +57,8 @@ def write_json(path: Path, values: Any) -> None:
 
 
 def leftovers(folder: Path) -> list[Path]:
-    """The temporary files of processes that were killed while they wrote into a folder."""
-    return list(folder.glob(".*.[0-9]*.tmp"))
+    """The temporary files of processes that were killed while they wrote into a folder: ours and those of safetensors."""
+    return [*folder.glob(".*.[0-9]*.tmp"), *folder.glob(".tmp??????")]
 
 
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
