@@ -57,7 +57,7 @@ def write_json(path: Path, values: Any) -> None:
 
 
 def leftovers(folder: Path) -> list[Path]:
-    """The temporary files of processes that were killed while they wrote into a folder: ours and those of safetensors."""
+    """What processes that were killed while they wrote into a folder left: our temporary files, and safetensors'."""
     return [*folder.glob(".*.[0-9]*.tmp"), *folder.glob(".tmp??????")]
 
 
