@@ -285,6 +285,43 @@ def test_false_slopes_are_refused(name, dtype):
         lipcert.trace(nn.Sequential(nn.Linear(4, 6), module).to(dtype), (4,))
 
 
+@pytest.mark.parametrize("entries", [1, 2, 4, 30])
+@pytest.mark.parametrize("name", ["hardswish", "one channel of many", "wave"])
+def test_slopes_that_are_false_on_a_short_interval_are_refused_at_few_entries(name, entries):
+    """The steepest slope of hardswish is 1.5, next to 3 only; a rule that says 1.35 is false on 0.45 of the line."""
+    factors = torch.ones(entries)
+    factors[-1] = 1.1
+    functions = {
+        "hardswish": (nn.functional.hardswish, (-0.5, 1.35)),
+        "one channel of many": (lambda x: factors * x.tanh(), (0.0, 1.0)),
+        "wave": (lambda x: torch.sin(x) + 0.1 * torch.sin(9 * x), (-1.7, 1.7)),
+    }
+    function, (alpha, beta) = functions[name]
+    module = Op(lambda m, x: function(x))
+    lipcert.register_rule(Op)(lambda call, x: lipcert.Slope(alpha, beta))
+    with pytest.raises(lipcert.UnsupportedError, match="but between two inputs the slope is"):
+        lipcert.trace(nn.Sequential(nn.Linear(4, entries), module), (4,))
+
+
+class Turned(nn.Module):
+    """Steeper than 1 in one direction of all, which no drawn pair of inputs points to."""
+
+    def __init__(self, n, factor):
+        super().__init__()
+        axis = randn(n).float()
+        self.axis, self.factor = axis / axis.norm(), factor
+
+    def forward(self, x):
+        return x + ((self.factor - 1) * (x @ self.axis))[:, None] * self.axis
+
+
+def test_a_map_that_is_too_steep_in_one_direction_is_refused():
+    lipcert.register_rule(Turned)(lambda call, x: lipcert.Slope(-1.1, 1.1, elementwise=False))
+    lipcert.trace(nn.Sequential(nn.Linear(4, 50), Turned(50, 1.0), nn.Linear(50, 2)), (4,))
+    with pytest.raises(lipcert.UnsupportedError, match=r"a slope of at most 1\.1, but between two inputs"):
+        lipcert.trace(nn.Sequential(nn.Linear(4, 50), Turned(50, 1.4), nn.Linear(50, 2)), (4,))
+
+
 FALSE_FACTS = {
     "sin is curved": (torch.sin, {"curvature": 0.0}, r"curvature=0, but its slope changes (0\.99|1)"),
     "the chain rule forgotten": (lambda x: torch.sin(20 * x) / 20, {"curvature": 1.0}, "its slope changes 20 times"),

@@ -174,12 +174,12 @@ def check_site(call: Call, slope: Slope, shape: Shape, dtype: torch.dtype) -> No
         return
     if slope.elementwise and call.inputs[0].shape == shape:
         _check_elementwise(call, shape)
-    _check_secants(call, slope, shape, dtype)
-
-
-def _check_secants(call: Call, slope: Slope, shape: Shape, dtype: torch.dtype) -> None:
-    """α ≤ (φ(a) − φ(b))/(a − b) ≤ β per entry, or |φ(a) − φ(b) − c(a − b)| ≤ s|a − b| in norm; many a and b."""
     a, b = _segments(call, call.inputs[0].shape, slope.elementwise)
+    check_secants(call, slope, a, b, dtype)
+
+
+def check_secants(call: Call, slope: Slope, a: Tensor, b: Tensor, dtype: torch.dtype) -> None:
+    """Refuse α ≤ (φ(a) − φ(b))/(a − b) ≤ β per entry, or |φ(a) − φ(b) − c(a − b)| ≤ s|a − b| in norm, if false."""
     first, second = call.run([a]), call.run([b])
     if slope.elementwise:  # which may copy its input first
         a, b = a.expand(first.shape), b.expand(first.shape)
@@ -196,7 +196,7 @@ def _check_secants(call: Call, slope: Slope, shape: Shape, dtype: torch.dtype) -
     else:
         moved = rise - centre * difference if centre else rise
         length = _lengths(difference)
-        noise_norm = _lengths(noise) + unit * prod(shape) * (_lengths(a) * size)
+        noise_norm = _lengths(noise) + unit * prod(a.shape[1:]) * (_lengths(a) * size)
         excess = _lengths(moved) - radius * length - noise_norm
         slopes = _lengths(rise) / length
         told = f"a slope of at most {centre + radius:.6g}"

@@ -1,18 +1,22 @@
 """Trials of rules that users register, beyond those that every rule has to pass (see `rule_trials`).
 
-They look at inputs of many magnitudes, and at what a rule says about rounding: that no entry of a matrix is negative,
-how many products an entry sums, how many units in the last place a nonlinearity may be off.
+They look at inputs of many magnitudes, at slopes on a grid or in the steepest direction that a search finds, and at
+what a rule says about rounding: that no entry of a matrix is negative, how many products an entry sums, how many units
+in the last place a nonlinearity may be off.
 """
 
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
+from math import prod
 
 import torch
 from torch import Tensor
 
 from lipcert.network.kinds import is_torchs
 from lipcert.network.linear import Function, LinearOp
+from lipcert.network.rule_trials import check_secants
 from lipcert.network.rules.call import Call, Refusal
 from lipcert.network.rules.registry import find_rule, operator_name
 from lipcert.network.slopes import Slope
@@ -21,6 +25,10 @@ from lipcert.rounding import UNIT_ROUNDOFF
 _SCALES = (1e-6, 1e-3, 1.0, 10.0, 1e2, 1e3, 1e4, 1e6)
 _PROBES = 8
 _TOLERANCE = 1e-3
+_POINTS = 1 << 21  # of all grids together
+_FEWEST_POINTS, _MOST_POINTS = 32, 1 << 12
+_NEAR = 12.0  # where a grid is even: what activations do, they do there
+_SEARCHES, _SEARCH_STEPS, _STRIDE, _SEARCH_SLACK = 24, 12, 1e-2, 1e-6
 
 
 def is_users(call: Call) -> bool:
@@ -80,8 +88,59 @@ def _check_rounding_facts(op: Function, x: Tensor) -> None:
 
 @torch.no_grad()
 def check_users_slope(call: Call, slope: Slope) -> None:
+    """Refuse a nonlinearity that is steeper somewhere than its rule says, or off by more units in the last place."""
+    if call.dtype not in UNIT_ROUNDOFF or prod(call.inputs[0].shape) == 0 or 0 in call.out_shape:
+        return
+    if not slope.elementwise:
+        _search_steeper(call, slope)
+        return
+    points = _grid(call)
+    check_secants(call, slope, points[:-1], points[1:], call.dtype)
+    _check_ulps(call, slope)
+
+
+def _grid(call: Call) -> Tensor:
+    """Points for every entry, in rows of growing size, each entry's between those of the others.
+
+    Half of them are even from −12 to 12, the others of all magnitudes from 1e-4 to 1e6: a slope that is false on an
+    interval of some width is found, at however few entries the call has.
+    """
+    shape = call.inputs[0].shape
+    count = max(_FEWEST_POINTS, min(_MOST_POINTS, _POINTS // prod(shape)))
+    even = torch.linspace(-_NEAR, _NEAR, count // 2, dtype=torch.float64)
+    far = torch.logspace(-4, 6, count // 4, dtype=torch.float64)
+    points = torch.cat([-far, even, far]).sort().values.reshape(-1, *(1,) * len(shape))
+    generator = torch.Generator().manual_seed(31)
+    own = 0.75 + 0.5 * torch.rand(shape, generator=generator, dtype=torch.float64)
+    return (points * own).to(call.recorded.device, call.dtype)
+
+
+def _search_steeper(call: Call, slope: Slope) -> None:
+    """Secants in the direction to which v ← Jᵀ(φ(x + hv) − φ(x)) leads, at points of all scales."""
+    generator = torch.Generator().manual_seed(37)
+    shape, flat = call.inputs[0].shape, (-1, *(1,) * len(call.inputs[0].shape))
+    sizes = torch.logspace(-3, 3, _SEARCHES).reshape(flat)
+    x = (sizes * torch.randn(_SEARCHES, *shape, generator=generator)).to(call.recorded.device, call.dtype)
+    stride = (_STRIDE * sizes).to(x)
+    v = torch.randn(_SEARCHES, *shape, generator=generator).to(x)
+    low, high = (float(end) for end in slope.interval())
+    slack = _SEARCH_SLACK * (high - low)  # of a map that is as steep as its rule says, whose parts are rounded
+    slope = replace(slope, alpha=low - slack, beta=high + slack)
+    for _ in range(_SEARCH_STEPS):
+        v = v / torch.linalg.vector_norm(v.reshape(_SEARCHES, -1), dim=1).clamp(min=1e-30).reshape(flat)
+        check_secants(call, slope, x, x + stride * v, call.dtype)
+        rise = call.run([x + stride * v]) - call.run([x])
+        with torch.enable_grad():
+            start = x.clone().requires_grad_()
+            try:
+                (v,) = torch.autograd.grad(call.run([start]), start, rise)
+            except RuntimeError:
+                return  # it has no derivative, and nothing to follow
+
+
+def _check_ulps(call: Call, slope: Slope) -> None:
     """Refuse a nonlinearity that is off by more units in the last place than its rule says."""
-    if not slope.elementwise or slope.ulps is None or call.module is None or call.dtype != torch.float32:
+    if slope.ulps is None or call.module is None or call.dtype != torch.float32:
         return
     exact = deepcopy(call.module).double()
     steepest = float(slope.lipschitz())
