@@ -89,6 +89,39 @@ def test_far_maps_are_products_of_near_ones(span):
     assert value >= reference(model, (6,)).detach() * (1 - 1e-6)
 
 
+@pytest.mark.parametrize("span", [1, 2, 3])
+@pytest.mark.parametrize("target", ["per-class", "pairwise", "last-layer"])
+def test_rows_of_logits_at_far_sites_are_products(span, target):
+    """‖rows at i‖ ≤ ‖rows at k‖ N_ki for sites i further away than k: against the dense maps."""
+    model = dense_chain(6, 7, 5, 8, 6, 7, 3).double()
+    maps = dense_maps(model, (6,)).transformed
+    near = lipcert.Estimator(model, (6,), target=target, span=span, power_iterations=300)
+    exact = lipcert.Estimator(model, (6,), target=target, power_iterations=300)
+    assert bool((near() >= exact() * (1 - 1e-6)).all())
+    if target != "per-class":
+        return
+    constants, norms = [1.0], {}
+    for j in range(1, 6):
+        for i in reversed(range(j)):
+            norms[j, i] = float(torch.linalg.matrix_norm(maps[j, i], 2))
+            if j - i > span:
+                norms[j, i] = norms[j, j - span] * norms[j - span, i]
+        constants.append(sum(norms[j, i] * constants[i] for i in range(j)))
+    value = torch.zeros(3, dtype=torch.float64)
+    for i in range(6):
+        if 6 - i <= span:
+            value += maps[6, i].norm(dim=1) * constants[i]
+        else:
+            value += maps[6, 6 - span].norm(dim=1) * norms[6 - span, i] * constants[i]
+    assert torch.allclose(near().detach(), value, rtol=1e-6)
+
+
+def test_rows_of_logits_without_room_are_refused():
+    estimator = lipcert.Estimator(dense_chain(8, 8, 8, 30), (8,), memory=4000)
+    with pytest.raises(TooLargeError, match=r"the rows of 30 logits take about .* may be used; .*span=4"):
+        estimator()
+
+
 def test_gradients_of_products():
     """Against finite differences."""
     model = dense_chain(4, 5, 4, 5, 3).double()

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lipcert.training.config import ScheduleConfig
+from lipcert.training.config_parts import ScheduleConfig
 from lipcert.training.schedule import learning_rate
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,13 @@ from torch import Tensor, nn
 from lipcert.bounds.ellipsoids import Ellipsoids
 from lipcert.bounds.recursion import prefix_constants
 from lipcert.bounds.targets import Target
+from lipcert.errors import TooLargeError
 from lipcert.network.normal_form import Network
+from lipcert.norms.far import FarPairs
+from lipcert.resources import share_of_memory, shown_bytes
+
+_COPIES = 2
+"""Tensors of the size of a value that a differentiable product keeps for each row."""
 
 
 @dataclass(frozen=True)
@@ -32,23 +39,63 @@ class Estimate:
     contributions: Tensor
 
 
-def estimate_of_norms(norms: Tensor, target: Target, network: Network, last_network: Network) -> Estimate:
+def estimate_of_norms(
+    norms: Tensor, target: Target, network: Network, last_network: Network, far: FarPairs | None, memory: int | None
+) -> Estimate:
     """The recursion with the matrix N of norms, and with rows that are pulled back through `last_network`."""
     depth = network.depth
     prefix = prefix_constants(norms[: depth + 1, : depth + 1])
     if target.whole_output:
         terms = norms[depth + 1, : depth + 1] * prefix
         return Estimate(terms.sum(), prefix[1:], terms)
-    classes = network.classes
-    seed = torch.eye(classes, dtype=norms.dtype, device=norms.device)
-    shares = []
-    for rows, constant in zip(last_network.pull(depth + 1, seed), prefix, strict=True):
-        if rows is None:
-            shares.append(norms.new_zeros(target.shape(classes)))
-        else:
-            shares.append(target.row_norms(rows) * constant)
+    if not target.transforms_last:
+        far = None  # nothing passes the last nonlinearities
+    check_room(last_network, far, memory)
+    shares = _row_shares(norms, target, last_network, prefix, far)
     contributions = torch.stack([target.mean(share) for share in shares])
     return Estimate(torch.stack(shares).sum(0), prefix[1:], contributions)
+
+
+def _row_shares(norms: Tensor, target: Target, network: Network, prefix: Tensor, far: FarPairs | None) -> list[Tensor]:
+    """What the sites add to the constants of a target: the norms of its rows there, times m_i.
+
+    Rows travel to the last sites only, if others are far: behind site k, ‖rows at i‖ ≤ ρ_k·‖rows at k‖·N_ki.
+    """
+    output, classes = network.depth + 1, network.classes
+    row_norms: dict[int, Tensor] = {}
+    seed = torch.eye(classes, dtype=norms.dtype, device=norms.device)
+    for i, rows in network.pull_each(output, seed):
+        if far is not None and (output, i) in far:
+            break  # sites come from the last one: all others are far, too
+        row_norms[i] = target.row_norms(rows)
+    shares = []
+    for i, constant in enumerate(prefix):
+        if i in row_norms:
+            shares.append(row_norms[i] * constant)
+        elif far is not None and (output, i) in far:
+            k, ratio = far.through(output)
+            shares.append(row_norms[k] * (ratio * norms[k, i] * constant))
+        else:
+            shares.append(norms.new_zeros(target.shape(classes)))
+    return shares
+
+
+def check_room(network: Network, far: FarPairs | None, memory: int | None) -> None:
+    """Refuse rows of logits that do not fit into the memory, before they are pulled back."""
+    output, nearest = network.depth + 1, 0
+    while far is not None and (output, nearest) in far:
+        nearest += 1
+    first = network.sites[nearest].output
+    sizes = [prod(node.shape) for node in network.nodes[first:]]
+    # A derivative keeps the rows at all nodes, otherwise those at a few nodes are there at a time.
+    entries = sum(sizes) if torch.is_grad_enabled() else 2 * max(sizes)
+    needed = _COPIES * network.classes * entries * network.dtype.itemsize
+    free = memory or share_of_memory(network.device)
+    if needed > free:
+        raise TooLargeError(
+            f"the rows of {network.classes} logits take about {shown_bytes(needed)}, {shown_bytes(free)} may be used; "
+            "leave long maps to products (span=4), estimate the target network, or give more (memory=)"
+        )
 
 
 def estimate_of_ellipsoids(ellipsoids: Ellipsoids, target: Target, dtype: torch.dtype) -> Estimate:

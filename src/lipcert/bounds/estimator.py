@@ -127,14 +127,14 @@ class Estimator(nn.Module):
     def _send(self, base: Network, seed: int, span: int | None, memory: int | None) -> None:
         """The vectors that travel through the network, and in which chunks."""
         self._pairs: list[Pair] = []
-        self._period = 1
+        self._period, self._memory = 1, memory
         if self.method == "ellipsoids":  # its maps are matrices
             return
         last = base.depth + find_target(self.target).whole_output
         near = None
         self._far: FarPairs | None = None
         if span is not None and self.method != "naive":
-            self._far = FarPairs(passing_ratios(base, liplt_lines(base)), last + 1, span)
+            self._far = FarPairs(passing_ratios(base, liplt_lines(base)), base.depth + 2, span)
             near = {pair for pair in joined_pairs(self.network, last) if pair not in self._far}
         sweep = Sweep(self.network, last, only=near)
         self._chunks = chunks(sweep, memory or share_of_memory(base.device))
@@ -209,7 +209,8 @@ class Estimator(nn.Module):
         norms = norm_matrix(self._pairs, self._norms(), self.network.depth + 2)
         if self._far is not None:
             norms = self._far.filled(norms)
-        return estimate_of_norms(norms, find_target(self.target), self.network, self._last_network)
+        target, memory = find_target(self.target), self._memory
+        return estimate_of_norms(norms, target, self.network, self._last_network, self._far, memory)
 
     def _norms(self) -> Tensor:
         """‖B_ji‖ of all pairs, after some iterations."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,22 +21,32 @@ from lipcert.commands.options import (
 from lipcert.commands.progress_bar import progress_bar
 from lipcert.processes import is_first_process, sharing_work
 
+if TYPE_CHECKING:
+    from lipcert.models import LoadedModel
+
 ALL = "all"
 """The method that stands for all of them, with the sampled slopes as the floor."""
 QUICK = ("naive", "liplt")
+
+
+Methods = Annotated[list[str] | None, typer.Option(help=f"all, or some of {METHOD_NAMES}; repeatable.")]
+Targets = Annotated[list[str] | None, typer.Option(help="network, per-class, last-layer, pairwise.")]
+Estimate = Annotated[bool, typer.Option("--estimate", help="Power iteration: fast, not guaranteed.")]
+Iterations = Annotated[int, typer.Option(help="Power iterations of an estimate.", min=1)]
+MaxMemory = Annotated[
+    float | None, typer.Option(help="GiB that matrices may take; default: 60 % of what is free, at most 2.", min=0)
+]
 
 
 def bound(
     model: Model,
     weights: Weights = None,
     input_shape: InputShape = None,
-    method: Annotated[list[str] | None, typer.Option(help=f"all, or some of {METHOD_NAMES}; repeatable.")] = None,
-    target: Annotated[list[str] | None, typer.Option(help="network, per-class, last-layer, pairwise.")] = None,
-    estimate: Annotated[bool, typer.Option("--estimate", help="Power iteration: fast, not guaranteed.")] = False,
-    iterations: Annotated[int, typer.Option(help="Power iterations of an estimate.", min=1)] = 100,
-    max_memory: Annotated[
-        float | None, typer.Option(help="GiB that matrices may take; default: 60 % of what is free, at most 2.", min=0)
-    ] = None,
+    method: Methods = None,
+    target: Targets = None,
+    estimate: Estimate = False,
+    iterations: Iterations = 100,
+    max_memory: MaxMemory = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -45,7 +55,6 @@ def bound(
     Without --method: naive and liplt. --method all: every method, above the steepest slopes found. An interrupted
     command continues when it is given again; under torchrun, processes divide the norms.
     """
-    from lipcert.bounds.targets import TARGETS, default_target
     from lipcert.commands.bound_tables import comparison, overview
     from lipcert.commands.bound_task import BoundTask
     from lipcert.commands.kept_bounds import KeptBounds
@@ -53,9 +62,7 @@ def bound(
 
     loaded = named_model(model, weights, input_shape)
     everything = ALL in (method or ())
-    targets = target or (["network", "pairwise"] if everything else list(TARGETS))
-    if not target and default_target(loaded.network) == "network":
-        targets = ["network"]  # the output is no vector of logits
+    targets = target or _usual_targets(loaded, everything)
     kept = KeptBounds(loaded.network)
     options = NormOptions(keep=kept.folder)
     if max_memory is not None:
@@ -69,7 +76,17 @@ def bound(
         return
     if as_json:
         print_json([asdict(row) for row in rows])
-    elif everything:
-        print_table(overview(loaded, rows))
-    else:
-        print_table(comparison(loaded, rows))
+        return
+    table = overview if everything else comparison
+    print_table(table(loaded, rows))
+
+
+def _usual_targets(loaded: LoadedModel, everything: bool) -> list[str]:
+    """What is bounded where no target is named."""
+    from lipcert.bounds.targets import TARGETS, default_target
+
+    if default_target(loaded.network) == "network":
+        return ["network"]  # the output is no vector of logits
+    if everything:
+        return ["network", "pairwise"]
+    return list(TARGETS)

@@ -47,6 +47,11 @@ class FarPairs:
         j, i = pair
         return j - i > self._span and j in self._through
 
+    def through(self, j: int) -> tuple[int, float]:
+        """The site k that far maps to site j are taken through, and its ρ_k."""
+        k = self._through[j]
+        return k, self._ratios[k]
+
     def filled(self, norms: Tensor) -> Tensor:
         """The matrix N with the products in the places of far pairs; differentiable."""
         rows = [norms[0]]

@@ -3,35 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
 from importlib.resources import files
 from math import isfinite
-from operator import or_
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     FiniteFloat,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
-    SerializeAsAny,
     ValidationError,
-    WrapValidator,
     model_validator,
 )
 
-from lipcert.bounds import estimator as estimators
-from lipcert.bounds.targets import TARGETS
 from lipcert.errors import ConfigError, nearest
-from lipcert.losses import LOSSES, SignedRadiusLoss, TrainingLoss
-from lipcert.losses.loss import Epsilon, Positive
-from lipcert.training.own_names import network_name, own_or_known
+from lipcert.losses import SignedRadiusLoss
+from lipcert.losses.loss import Epsilon
+from lipcert.training.config_parts import (
+    AugmentationConfig,
+    EstimatorConfig,
+    LossConfig,
+    OptimizerConfig,
+    Part,
+    ScheduleConfig,
+)
+from lipcert.training.own_names import network_name
 from lipcert.training.parsing import apply_overrides, explain, read_toml, toml_text
 
 
@@ -46,82 +46,10 @@ def _distinct(values: tuple[float, ...]) -> tuple[float, ...]:
     return tuple(dict.fromkeys(values))
 
 
-def _one_of(choices: Sequence[str]) -> AfterValidator:
-    def check(value: str) -> str:
-        if value not in choices:
-            raise ValueError(f"expected one of {', '.join(choices)}{nearest(value, choices)}")
-        return value
-
-    return AfterValidator(check)
-
-
 _STEPS = 16  # how many an epoch has at least, where the size of batches is not set
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-if TYPE_CHECKING:
-    LossConfig = TrainingLoss
-else:  # one of the registered losses, told apart by their field `type`, or module:function
-    LossConfig = Annotated[
-        reduce(or_, LOSSES.values()), Field(discriminator="type"), WrapValidator(own_or_known), SerializeAsAny()
-    ]
-
-
-class EstimatorConfig(_Model):
-    """How the constants of the loss are estimated.
-
-    accelerated: locally optimal conjugate gradients instead of power iteration.
-    scale_lr: the learning rate of the scales of method "rescaled", as a multiple of that of the weights.
-    """
-
-    method: Annotated[str, _one_of(estimators.METHODS)] = "liplt"
-    target: Annotated[str, _one_of(TARGETS)] = "pairwise"
-    power_iterations: PositiveInt = 5
-    accelerated: bool = False
-    scale_lr: Positive = 10.0
-
-
-class OptimizerConfig(_Model):
-    """Adam with the paper's constants; type "muon" moves the matrices of dense layers by Muon instead, "muon-kernels"
-    the kernels of convolutions too.
-
-    muon_lr: the learning rate of Muon, as a multiple of Adam's. momentum, weight_decay: of Muon.
-    """
-
-    type: Literal["adam", "muon", "muon-kernels"] = "adam"
-    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
-    eps: Positive = 1e-7
-    muon_lr: Positive = 20.0
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
-    weight_decay: NonNegativeFloat = 0.01
-
-
-class ScheduleConfig(_Model):
-    """The paper's (lr_0, lr_f, lr_decay), or a linear decay to zero: see `training.schedule`.
-
-    warmup_steps: the first steps, over which the learning rate grows to its value.
-    """
-
-    decay: Literal["exponential", "linear"] = "exponential"
-    warmup_steps: NonNegativeInt = 0
-    lr0: Positive = 1e-3
-    lrf: Positive = 1e-5
-    decay_epoch: NonNegativeInt = 0
-
-
-class AugmentationConfig(_Model):
-    """The paper's (d, t), and flips, which it does not use."""
-
-    degrees: Annotated[float, Field(ge=0, le=180)] = 0.0
-    translate: Annotated[float, Field(ge=0, le=1)] = 0.0
-    flip: bool = False
-
-
-class TrainConfig(_Model):
+class TrainConfig(Part):
     """Everything that determines a run.
 
     model: a network of the zoo, or module:factory. data: a name or path for `lipcert.data.load`. epsilons: in pixels in

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lipcert.training.config import ScheduleConfig
+from lipcert.training.config_parts import ScheduleConfig
 
 
 def learning_rate(schedule: ScheduleConfig, epoch: int, epochs: int, step: int = 0, steps: int = 1) -> float:
