@@ -54,6 +54,7 @@ _MODULES = {
 }
 MODULES: dict[str, str] = {}
 """Remedies for modules of torch.nn that are refused as a whole, whichever of their operations has no rule."""
+# A module of many operators is refused by its own name, and once, not for the first operator that has no rule.
 for _names, _remedy in _MODULES.items():
     MODULES.update(dict.fromkeys(_names.split(), _remedy))
 
@@ -74,6 +75,7 @@ def layer_norm(
     call: Call, x: Any, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, *args: Any
 ) -> Result:
     """Bounded over balls only."""
+    # A box is needed: over all inputs, the slope is only bounded by 1/√eps.
     if not call.local or not isinstance(x, Input) or len(shape) > len(x.shape) or eps <= 0:
         raise Refusal(_STATISTIC)
     if isinstance(weight, Input) or isinstance(bias, Input):
