@@ -59,8 +59,7 @@ class Assembly:
         for value, operations in result.terms:
             chain = [operations] if isinstance(operations, LinearOp) else list(operations)
             terms.append((value, chain))
-            # x → padding → convolution: the padding becomes a node of its own, the
-            # convolution an edge into the node of the sum.
+            # x → padding → convolution: the padding is a node of its own, the convolution an edge into the sum.
             *inner, last = chain or [Identity(value.shape)]
             source = value.source
             for op in inner:
@@ -80,8 +79,7 @@ class Assembly:
         function: Callable[[Tensor], Tensor] = call.rerun
         source = call.inputs[0].source
         if isinstance(slope.tangent, Product):
-            # A site has one input, a product two: they stand in one vector, a in
-            # the entries 0 … |a| − 1, b in the others.
+            # A site has one input, a product two: one vector has a in its entries 0 … |a| − 1, and b in the others.
             pair, (a, b) = slope.tangent.pair, call.inputs
             size = (prod(a.shape) + prod(b.shape),)
             first = Edge(a.source, FlatEmbed(a.shape, size, 0))
@@ -98,8 +96,7 @@ class Assembly:
             return self._local(call, slope)
         source = call.inputs[0]
         if slope.elementwise:
-            # A maximum with a constant of a larger shape copies its input first;
-            # then input and output have the same shape.
+            # A maximum with a constant of larger shape copies its input first, so that both have one shape.
             source = self._copies(call, source)
         if self.check:
             # The built-in rules are tried out, too: what they rest on may change with a version of torch.
@@ -129,8 +126,7 @@ class Assembly:
 
     def _sorted_pair(self, call: Call, pair: SortedPair) -> Input:
         """Means and differences of the pairs, the absolute values of the latter, and their sums; see `_extremum`."""
-        # For rows (6, 2) sorted along the axis 1: difference and absolute value are
-        # (6, 1), dim = 2 counts the batch axis, too.
+        # Rows (6, 2) sorted along axis 1: differences are (6, 1), and dim = 2 counts the batch axis, too.
         x, dim = call.input, pair.axis + 1
         half = (*x.shape[: pair.axis], 1, *x.shape[pair.axis + 1 :])
         # Ascending: the first entry is the mean less half of |difference|, the second one the mean and that half.
@@ -152,8 +148,7 @@ class Assembly:
         def sizes(t: Tensor) -> Tensor:
             return t * signs.abs().to(t)
 
-        # |A| of a difference is a sum. Only bounds over balls and multipliers use
-        # this form, of pairs that the program sorts.
+        # |A| of a difference is a sum. Only bounds over balls and multipliers use this form of sorted pairs.
         subtract = Edge(x.source, Function(difference, x.shape, half, terms=2, absolute=total))
         source = self.add(f"{call.name} difference", half, subtract, exact=True).source
         absolute = self.add(call.name, half).source

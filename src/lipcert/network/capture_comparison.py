@@ -39,8 +39,7 @@ def check_capture(program: Program, model: nn.Module) -> None:
             difference = _tried(program, model, batch, mode)
             if difference:
                 raise _differs(model, f"{difference}, for a batch of {batch} {mode}")
-        # `if x.max() > 1` stops torch.export, unless the model catches the error
-        # and goes on without: then it shows here.
+        # `if x.max() > 1` stops torch.export, unless the model catches the error: then it shows here.
         with _ReadsValues() as reads, torch.no_grad():
             model(_example(program, 2))
     if reads.operator is not None:

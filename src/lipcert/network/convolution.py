@@ -158,8 +158,7 @@ class TransposedConvolution(_Kernel):
 
     def _adjoint(self, y: Tensor) -> Tensor:
         x = self._convolve(y, self.weight())
-        # An output padding of the stride or more (a dilation allows it) makes room
-        # for entries that the input does not have.
+        # An output padding of the stride or more (dilation allows it) adds entries that the input does not have.
         crop = (slice(None), slice(None), *map(slice, self.in_shape[1:]))
         return x[crop]
 

@@ -180,12 +180,10 @@ class Network:
 
     def pull_each(self, site: int, seed: Tensor) -> Iterator[tuple[int, Tensor]]:
         """The same, one site after the other from the last one: what is not kept by the caller is free again."""
-        # What has arrived at each node so far: y at the site's input, A_eᵀy
-        # summed over the readers of every node before.
+        # What has arrived at each node so far: y at the site's input, sums of A_eᵀy at the nodes before it.
         values: dict[int, Tensor] = {self.sites[site].source: seed}
         for v in reversed(range(len(self.nodes))):
-            # Nodes come from the last one: all readers of v have added their part, and
-            # nobody needs y after v has passed it on.
+            # All readers of v come behind it and have added their part; nobody needs y after v has passed it on.
             y = values.pop(v, None)
             if y is None:
                 continue
@@ -196,8 +194,7 @@ class Network:
 
     def push(self, site: int, x: Tensor) -> list[Tensor | None]:
         """B_{j,site} x for every row of x, for j = 1..n+1: one forward pass from the output of a site."""
-        # Only linear edges are followed: a row stops at the inputs of sites, because
-        # outputs of sites have no edges into them.
+        # Only linear edges are followed: outputs of sites have none into them, so that rows end at their inputs.
         values: dict[int, Tensor] = {self.sites[site].output: x}
         for v, node in enumerate(self.nodes):
             for edge in node.edges:

@@ -142,8 +142,7 @@ class Normalisation(Tangent):
         shifted = x - x.mean(dims, keepdim=True)
         off = (gamma(count + 2) + gamma(4)) * x.abs().amax(dims, keepdim=True) + _TINY
         root = shifted.square().mean(dims, keepdim=True).sqrt()
-        # The true ‖x̃‖/√n is within `wide` of the computed one, and over the
-        # box within `wide` + `step` (‖ζ‖/√n ≤ step).
+        # The true ‖x̃‖/√n is within `wide` of the computed one, over the box within `wide` + `step`.
         wide = root * gamma(count + 6) + off * (1 + gamma(2)) + 1e-150  # squares of smaller numbers vanish
         step = reach.square().mean(dims, keepdim=True).sqrt() * (1 + gamma(count + 6)) + 1e-150
         scale = self._scale(root)

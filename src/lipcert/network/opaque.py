@@ -94,8 +94,7 @@ class RuledModules:
         finally:
             _OPAQUE.clear()
             for module, _ in self.calls:
-                # Modules with a forward on the instance have no rule
-                # (`find_module_rule`), so this removes ours, never the user's.
+                # A forward of the user's on the instance excludes a rule (`find_module_rule`), so this one is ours.
                 vars(module).pop("forward", None)
 
     def _copy(self, index: int) -> nn.Module:

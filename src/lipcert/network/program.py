@@ -181,8 +181,7 @@ class Program:
 
     def cast(self, dtype: torch.dtype) -> Program:
         """The frozen program in another type, with the constants that it computes in its own."""
-        # Constants first, in the program's own type, then the conversion: a weight
-        # norm in float64 would be another weight.
+        # Constants are computed first, in the program's own type: a weight norm in float64 is another weight.
         frozen = self.frozen()
         tensors = {}
         for node, read in frozen.tensors.items():

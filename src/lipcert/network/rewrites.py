@@ -41,8 +41,7 @@ def loop_transform(network: Network, lines: Mapping[int, Line]) -> Network:
             site, (centre, radius) = network.sites[index], lines[index]
             assert site.slope is not None
             source, output = moved[site.source], len(nodes) - 1
-            # S is taken out of ψ, so that |ψ(a) − ψ(b)| ≤ |a − b| for every site. What
-            # may be scaled apart in φ may be so in ψ.
+            # S is taken out, so that |ψ(a) − ψ(b)| ≤ |a − b|. What may be scaled apart in φ may be so in ψ.
             unit = Slope(-1.0, 1.0, elementwise=site.slope.elementwise, group=site.slope.group)
             sites[index] = Site(site.name, source, output, unit)
             edges = [Edge(output, _scale(radius, node.shape))]

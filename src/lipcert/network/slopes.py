@@ -176,6 +176,5 @@ GELU_TANH = Slope(-0.12899306865878, 1.12899306865878, ulps=8.0, curvature=0.797
 SILU = Slope(-0.09983932012887, 1.09983932012887, ulps=8.0, curvature=0.5)
 MISH = Slope(-0.11252612238947, 1.08849816125173, ulps=8.0, curvature=0.6443)
 HARD_SWISH = Slope(-0.5, 1.5, ulps=4.0, kinks=(-3.0, 3.0), curvature=nextafter(1 / 3, 1))
-# The derivative diag(p) − ppᵀ is symmetric with eigenvalues in [0, ½], and so is its mean along a
-# segment: centre and radius ¼ hold in norm.
+# diag(p) − ppᵀ, the derivative, and its mean along a segment have eigenvalues in [0, ½]: centre and radius are ¼.
 SOFTMAX = Slope(0.0, 0.5, elementwise=False, ulps=32.0)

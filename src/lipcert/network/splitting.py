@@ -84,8 +84,7 @@ def _split_node(module: fx.GraphModule, node: fx.Node, products: int) -> None:
             last = min(first + length, channels)
             name = f"{node.args[1].target}_{first}"  # type: ignore[union-attr]
             module.register_buffer(name, weight[:, first:last].clone(), persistent=False)
-            # Along the summed axis: a part of the input meets the same part of
-            # the weight, W[:, 16:32] and x[16:32], say.
+            # A part of the input meets the same part of the weight: x[16:32] and W[:, 16:32], say.
             piece = graph.call_function(_aten.slice.Tensor, (x, axis, first, last))
             # Once, or it would be added as often as there are parts.
             offset = bias if first == 0 else None

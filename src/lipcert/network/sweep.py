@@ -89,8 +89,7 @@ class Sweep:
         for v in reversed(range(len(nodes))):
             for edge in nodes[v].edges:
                 common = [pair for pair in self._position[edge.source] if pair in self._position[v]]
-                # If u carries (1, 0), (2, 0), (3, 0) and v carries (2, 0), (3, 0), (3,
-                # 1), the rows 1, 2 of u become 0, 1 of v.
+                # If u has (1, 0), (2, 0), (3, 0) and v (2, 0), (3, 0), (3, 1): rows 1, 2 of u become 0, 1 of v.
                 if common:
                     take, put = self._rows(edge.source, common), self._rows(v, common)
                     self._links[v].append(_Link(edge.source, edge.op, take, put))

@@ -25,7 +25,6 @@ def check_users_facts(call: Call, slope: Slope) -> None:
     """Refuse facts that what the call computes contradicts."""
     if call.dtype not in UNIT_ROUNDOFF or prod(call.inputs[0].shape) == 0 or 0 in call.out_shape:
         return
-    # The facts of both kinds of nonlinearity are different ones; see `Slope`.
     if slope.elementwise:
         if slope.curvature is not None:
             _check_curvature(call, slope, slope.curvature)
@@ -68,12 +67,12 @@ def _check_curvature(call: Call, slope: Slope, curvature: float) -> None:
     left, right = middle - low, high - middle
     size = values[0].abs() + values[1].abs() + values[2].abs()
     size = size + float(slope.lipschitz()) * (low.abs() + middle.abs() + high.abs())
-    # The difference of the slopes of both chords, times left·right: nothing is divided by short chords.
+    # Slopes of chords are means of φ′ over them, and the middles of both chords are (left + right)/2 apart. Both sides
+    # are multiplied by left·right, so that nothing is divided by short chords.
     bend = ((values[2] - values[1]) * left - (values[1] - values[0]) * right).abs()
     allowed = curvature * left * right * (left + right) / 2 * (1 + _SLACK)
     excess = bend - allowed - _noise(call, slope, size) * (left + right)
-    # The slope of a chord is the mean of φ′ over it, and the middles of both are (left +
-    # right)/2 apart. Across a kink, φ′ may jump.
+    # Across a kink, φ′ may jump.
     looked_at = (left > 0) & (right > 0)
     for kink in slope.kinks:
         place = torch.as_tensor(kink() if callable(kink) else kink).to(middle)

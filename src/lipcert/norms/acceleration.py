@@ -57,8 +57,7 @@ class ConjugateGradients:
         weights = torch.where((theta > 0)[:, None], weights, torch.zeros_like(weights))
         of_x = per_row(torch.where(theta > 0, weights[:, 0], torch.ones_like(theta)), x)
         of_r = per_row(weights[:, 1], r)
-        # The step p is what is added to of_x·x. Without its part along x, p does not become parallel to x as steps get
-        # short.
+        # The step p is what is added to of_x·x. Leaving out the part along x keeps both from becoming parallel.
         step, step_image = of_r * r, of_r * image
         if self._step is not None:
             p, p_image = self._step
@@ -84,8 +83,7 @@ class ConjugateGradients:
             return _matrix([[xx, xr], [xr, rr]]), _matrix([[xax, xar], [xar, rar]])
         p, p_image = self._step
         unit = self._inverse_length(p)
-        # p is divided by its length, which shrinks as the search converges: else its row of `inner` would look
-        # dependent.
+        # p shrinks as the search converges; divided by its length, it does not look dependent in `inner`.
         xp, rp, pp = unit * _dots(x, p), unit * _dots(r, p), (unit > 0).to(x.dtype)
         xap, rap = theta * xp + length * rp, unit * _dots(p, image)
         pap = unit * unit * _dots(p, p_image)
@@ -110,8 +108,7 @@ def _best_combination(inner: Tensor, forms: Tensor) -> Tensor:
     # eigh raises on numbers that are not finite. One row that overflows must not stop the others.
     inner = torch.nan_to_num(inner, posinf=0.0, neginf=0.0)
     forms = torch.nan_to_num(forms, posinf=0.0, neginf=0.0)
-    # With inner = QΛQᵀ and W = QΛ^−½, w = Wy has wᵀ(inner)w = yᵀy: what is left is an ordinary eigenvalue problem for
-    # y.
+    # With inner = QΛQᵀ and W = QΛ^−½, w = Wy has wᵀ(inner)w = yᵀy: an ordinary eigenvalue problem for y.
     values, axes = torch.linalg.eigh(inner)
     independent = values > _NOISE[values.dtype]  # directions that hardly differ from others carry more noise than gain
     # Where λ is noise, 1/√∞ = 0 takes the direction out.

@@ -104,8 +104,7 @@ def weigh(guide: Guide, pairs: Sequence[Pair], last: int, tolerance: float, memo
 
     Norms are estimated from the near pairs on, until products of those are enough for all others.
     """
-    # (last + 1,), and N is (last + 1, last + 1): zero where no path leads, infinite where a norm is yet to be
-    # estimated.
+    # N, (last + 1, last + 1), is zero where no path leads, and infinite where a norm is yet to be estimated.
     output = _output_weights(guide.rough, last)
     norms = torch.zeros(last + 1, last + 1, dtype=torch.float64)
     for pair in pairs:
@@ -136,7 +135,6 @@ def inflations(weights: Mapping[Pair, float], costs: Mapping[Pair, float], total
 
     The derivatives of both sums are proportional at the optimum: e = λ·(cost/w)^⅔, capped.
     """
-    # e = λ·shape makes the derivatives of Σ cost/√e and of Σ w·e proportional, as Lagrange's condition asks.
     shape = {}
     for pair, cost in costs.items():
         shape[pair] = (cost / max(weights[pair], 1e-12)) ** (2 / 3)
@@ -199,7 +197,6 @@ def _output_weights(network: Network, last: int) -> Tensor:
         probes = probes - probes.flatten(1).mean(1).reshape(-1, *(1,) * len(shape))
     for i, rows in enumerate(network.pull(network.depth + 1, probes)):
         if rows is not None:
-            # o_i stands for the norms of the rows r_a − r_b of B_{n+1,i} (docs/method.md): their mean square, by
-            # chance.
+            # o_i stands for the norms of the rows r_a − r_b of B_{n+1,i} (docs/method.md), by a mean of squares.
             weights[i] = float(row_norms(rows).double().square().mean().sqrt())
     return weights

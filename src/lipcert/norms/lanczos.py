@@ -154,8 +154,7 @@ def run_lanczos(
             # to look at the bound and then stop does not make it less certain.
             if not process.done and process.steps % _LOOKS == 0 and enough(pair, process):
                 process.done = True
-        # A new schedule costs a little, so that pairs that are done travel along
-        # until they are more than a fifth of all.
+        # A new schedule costs a little: pairs that are done travel along until they are more than a fifth.
         active = [pair for pair in batch.pairs if not processes[pair].done]
         if len(active) < _DROPPED * len(batch.pairs):  # those that are done no longer travel
             batch = _Batch(network, active)
@@ -187,8 +186,7 @@ class _Batch:
     def __init__(self, network: Network, pairs: Sequence[Pair]) -> None:
         self.pairs = pairs
         last = max((j for j, _ in pairs), default=0)
-        # BᵀB and BBᵀ have the same largest eigenvalue; the smaller one has the
-        # shorter vectors, and a smaller √n in the bound.
+        # BᵀB and BBᵀ have the same largest eigenvalue; the smaller one has shorter vectors, and a smaller √n.
         sides = _smaller_sides(network, pairs)
         self._from_start = Sweep(network, last, only={pair for pair in pairs if sides[pair][0]})
         self._from_end = Sweep(network, last, only={pair for pair in pairs if not sides[pair][0]})

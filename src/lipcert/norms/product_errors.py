@@ -37,8 +37,7 @@ def magnitude_norm(op: LinearOp, like: Tensor) -> float:
             # |A|ᵀ(|A|x): the derivative of ½‖|A|x‖².
             (product,) = torch.autograd.grad(image, x, image.detach())
         smallest = min(smallest, float((product / x.detach()).max()))
-        # Divided, so that nothing overflows, and lifted, so that no entry is
-        # zero: a quotient by zero would be no bound.
+        # Divided, so that nothing overflows; lifted, so that no entry is zero, for Collatz needs positive x.
         x = product / product.max().clamp(min=1e-300) + 1e-6
     # Each entry of Bx is a sum over the result, of sums over the input: all that can be rounded.
     terms = 2 * (prod(op.in_shape) + prod(op.out_shape))
@@ -67,7 +66,6 @@ class ProductErrors:
         self.network = network
         self.known: dict[Pair, float] = {}
         like = torch.zeros((), dtype=network.dtype, device=network.device)
-        # Indexed by the node, as network.nodes is.
         self._edges: list[list[tuple[int, float]]] = []  # of every node: the sources and ‖|A|‖ of its edges
         self._readers: Counter[int] = Counter()
         for node in network.nodes:
@@ -109,8 +107,7 @@ class ProductErrors:
         total = 0.0
         for v in between:
             onward = reach_back.get(v, 0.0)
-            # Error of v: γ·Σ‖|A|‖‖v_u‖ for inputs that a unit vector at site i
-            # can cause; from v, it travels on to site j.
+            # v errs by γ·Σ‖|A|‖‖v_u‖, per unit at site i; from there, its error travels on to site j.
             if onward > 0.0:
                 total += self._roundoff[v] * self._norm_into(v, reach) * onward
         return total * (1 + 1e-6)  # errors of errors, and the rounding of this sum
@@ -139,8 +136,7 @@ class ProductErrors:
                 if norm == 0.0:
                     continue
                 reach[v] = norm
-            # Products of ‖|A|‖ grow fast with the number of layers; a norm that
-            # is known takes their place at every site.
+            # Products of ‖|A|‖ grow fast with the number of layers; at sites, known norms take their place.
             for k, factor in self._arriving.get(v, []):
                 if (k, i) in self.known:
                     reach[v] = min(reach[v], self.known[k, i] * factor)

@@ -127,8 +127,7 @@ def largest_eigenvalue(process: Process, component: float) -> float:
     # χ(x) ≥ (x − θ_k)^k, so the solution lies within exp(allowed/k) of θ_k.
     low, high = top, top + exp(allowed / process.steps)
     for _ in range(_BISECTIONS):
-        # log χ grows beyond θ_k. `high` stays where χ is at least what is
-        # allowed, so that it is never below the solution.
+        # log χ grows beyond θ_k, and `high` stays where it is at least what is allowed: never below the root.
         middle = (low + high) / 2
         if np.log(np.maximum(middle - values, _SMALLEST)).sum() < allowed:
             low = middle

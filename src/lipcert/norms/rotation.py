@@ -30,8 +30,7 @@ class Rotation:
         groups: dict[tuple[int, int, int], list[Pair]] = {}
         for j, i in sweep.pairs:
             stride = self._stride(j - i)
-            # (turn + i + j) % stride decides about a turn, so that pairs of equal
-            # stride and remainder always move together.
+            # (turn + i + j) % stride decides about a turn: pairs of equal stride and remainder move together.
             groups.setdefault((i, stride, (i + j) % stride), []).append((j, i))
             self.period = max(self.period, stride)
         self._groups = list(groups.values())
@@ -63,7 +62,6 @@ class Rotation:
             return self._accelerated(vectors, phases)
         vectors = dict(vectors)
         for phase in phases:
-            # Rows of the pairs whose turn it is, by their start sites.
             moving = {}
             for i, pairs in phase.starts.items():
                 moving[i] = _select(vectors[i], self._starts[i], pairs)

@@ -117,8 +117,7 @@ def celu(call: Call, x: Any, alpha: float = 1.0) -> Result:
     if alpha <= 0:
         raise Refusal(f"with alpha={alpha} its slopes are unbounded; use alpha > 0")
     _check_moderate(alpha=alpha)
-    # torch multiplies by 1/alpha and then by alpha. For a power of two both are
-    # exact, and the slope below zero is at most 1.
+    # torch multiplies by 1/alpha and by alpha: for a power of two both are exact, and no slope exceeds 1.
     exact = frexp(alpha)[0] == 0.5  # else the product of alpha and its inverse is not 1
     slack = 0.0 if exact else _rounded_products(call)
     return replace(slopes.smooth((1 + 1e-15 + slack) / alpha, 0.0), beta=1 + slack)

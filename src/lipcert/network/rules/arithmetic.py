@@ -21,7 +21,6 @@ def add(call: Call, a: Any, b: Any, alpha: float = 1) -> Result:
     factor = float(alpha)
     if call.operator != "add":
         factor = -factor
-    # rsub is b − alpha·a.
     if call.operator == "rsub":
         a, b = b, a
     return _sum(call, (a, 1.0), (b, factor))

@@ -54,7 +54,6 @@ _MODULES = {
 }
 MODULES: dict[str, str] = {}
 """Remedies for modules of torch.nn that are refused as a whole, whichever of their operations has no rule."""
-# A module of many operators is refused by its own name, and once, not for the first operator that has no rule.
 for _names, _remedy in _MODULES.items():
     MODULES.update(dict.fromkeys(_names.split(), _remedy))
 

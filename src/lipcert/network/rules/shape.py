@@ -55,8 +55,7 @@ def is_whole_slice(start: Any = None, end: Any = None, step: Any = None) -> bool
 
 @rule_for("slice")
 def slices(call: Call, x: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Result:
-    # Dimension 0 is the batch. Slices that leave out rows change the recorded
-    # number of rows, too, which is checked later.
+    # Dimension 0 is the batch. Slices that leave out rows change the recorded shape, too, which is checked.
     if dim % (len(call.input.shape) + 1) != 0:
         return call.move()
     if not is_whole_slice(start, end, step) and not isinstance(end, BatchSize):
