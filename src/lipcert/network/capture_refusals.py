@@ -15,7 +15,7 @@ from lipcert.errors import ModelError, OptionError, ShapeError, UnsupportedError
 from lipcert.network.explain import unsupported
 from lipcert.network.program import Shape
 
-# Conditions on sizes change at small numbers, or at powers of two and beside them.
+# Where conditions on sizes usually change: at small numbers, and at powers of two and beside them.
 _NEAR_POWERS = [2**k + d for k in range(7, 31) for d in (-1, 0, 1)]
 _ROWS = [sympy.Integer(rows) for rows in (*range(1, 70), *_NEAR_POWERS)]
 """Numbers of rows for which conditions on them are tried out."""

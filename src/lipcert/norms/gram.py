@@ -31,8 +31,7 @@ def bound_largest_eigenvalue(gram: np.ndarray) -> float:
     n = gram.shape[0]
     diagonal = gram.diagonal()
     trace = float(diagonal.clip(min=0).sum())
-    # A diagonal of zeros, of squares that vanish, say: the largest row sum
-    # bounds all eigenvalues of a symmetric matrix.
+    # Squares may vanish. The largest sum of a row's absolute values bounds all eigenvalues of a symmetric matrix.
     if trace == 0.0:
         return round_up(float(np.abs(gram).sum(axis=1).max()), n)
     # The guess need not be right. One that is too small makes the factorisation fail, and θ grows until it does not.
@@ -65,8 +64,7 @@ def bound_spectral_norm(rows: np.ndarray) -> float:
     n = rows.shape[1]
     if not np.abs(rows).max(initial=0.0) < 1e150:  # also NaN
         return inf
-    # rows.T is the same memory in the order that BLAS wants, so that nothing is
-    # copied. Only the lower triangle is made.
+    # rows.T is the same memory in the order that BLAS wants: no copy. Only the lower triangle is made.
     gram = blas.dsyrk(1.0, rows.T, trans=1, lower=1)
     gram = gram + np.tril(gram, -1).T
     # |Ĝ − RRᵀ| ≤ γ_n|R||R|ᵀ, whose norm is at most γ_n·‖R‖_F². The trace, ‖R‖_F², is itself rounded: hence twice.
