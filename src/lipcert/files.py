@@ -24,8 +24,10 @@ def replace_file(path: Path) -> Iterator[Path]:
     or read-only is an OSError that names `path`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    # In the same folder, so on the same disk: os.replace is atomic there, and readers see the old file or the new one.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        # An empty file of ours has the permissions that the umask gives; they are restored after the writer.
         temporary.touch()
         mode = temporary.stat().st_mode
         yield temporary
@@ -33,6 +35,7 @@ def replace_file(path: Path) -> Iterator[Path]:
             temporary.chmod(mode)
         os.replace(temporary, path)
     except OSError as error:
+        # Users know `path`, and nothing of the temporary file.
         if error.errno is not None and error.filename in (None, str(temporary)):
             error.filename = str(path)
         raise
@@ -64,6 +67,7 @@ def leftovers(folder: Path) -> list[Path]:
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
     """SHA-256 of tensors on the CPU: their names, types, shapes and bytes."""
     digest = hashlib.sha256()
+    # Shapes and types are part of it: the same bytes may be a float32 tensor or an int32 one, a row or a column.
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())

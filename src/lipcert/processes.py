@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 K = TypeVar("K")
 T = TypeVar("T")
+# Set within `sharing_work`. Whoever asks outside of it is alone, even under torchrun.
 _state = {"sharing": False}
 
 
@@ -28,6 +29,7 @@ def is_first_process() -> bool:
 @contextmanager
 def sharing_work(wanted: bool = True) -> Iterator[None]:
     """Within, the processes of `torchrun` divide work among them, if wanted; all of them have to do the same calls."""
+    # Within another sharing_work there is nothing to set up, and nothing to end.
     if launched() == 1 or _state["sharing"] or not wanted:
         yield
         return
@@ -35,6 +37,7 @@ def sharing_work(wanted: bool = True) -> Iterator[None]:
 
     own_group = not dist.is_initialized()
     if own_group:
+        # Results are Python objects in the memory of processors, whatever device computes them.
         dist.init_process_group("gloo")
     _state["sharing"] = True
     try:
@@ -81,6 +84,7 @@ def of_first(value: T) -> T:
 
 def own_share(work: Mapping[K, float]) -> list[K]:
     """The items of this process, in their order: the largest are dealt out first, each to whom has least."""
+    # Every process deals out all items in the same way, so that nobody has to be asked who does what.
     loads = [0.0] * process_count()
     own = set()
     for item in sorted(work, key=lambda item: -work[item]):

@@ -19,6 +19,7 @@ def free_memory() -> int:
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             lines = dict(line.split(":", 1) for line in file)
+        # Given in KiB. Unlike MemFree, it counts caches that the system would give up.
         free = int(lines["MemAvailable"].split()[0]) << 10
     except (OSError, KeyError, ValueError):
         free = _guess()
@@ -48,6 +49,7 @@ def shown_bytes(size: float) -> str:
 @cache
 def bfloat16_works() -> bool:
     """Whether this processor multiplies bfloat16 matrices; some say so, and end the process instead."""
+    # In a process of its own: an illegal instruction ends it, and no exception can be caught.
     trial = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); a @ a"
     return subprocess.run([sys.executable, "-c", trial], capture_output=True, check=False).returncode == 0
 
@@ -64,10 +66,12 @@ def _left_by_limits() -> int:
     try:
         import resource
 
+        # A limit on addresses, not on memory: what is only reserved counts too.
         limit, _ = resource.getrlimit(resource.RLIMIT_AS)
         if limit == resource.RLIM_INFINITY:
             return 1 << 60
         with open("/proc/self/statm", encoding="ascii") as file:
+            # The first number is the size of the address space, in pages.
             used = int(file.read().split()[0]) * resource.getpagesize()
     except (ImportError, OSError, ValueError):
         return 1 << 60

@@ -27,18 +27,21 @@ def gamma(n: float, dtype: torch.dtype = torch.float64) -> float:
     """γ_n in the given precision; infinite where n·u ≥ 1."""
     if dtype not in UNIT_ROUNDOFF:
         raise OptionError(f"rounding errors are bounded for float32 and float64, not for {dtype}; convert the model")
+    # The factor 1 + 1e-12 makes up for the few roundings of this formula itself.
     nu = n * UNIT_ROUNDOFF[dtype]
     return nu / (1 - nu) * (1 + 1e-12) if nu < 1 else inf
 
 
 def round_up(value: float, operations: int = 1) -> float:
     """An upper bound on a non-negative result whose computation took this many roundings in float64."""
+    # Two more: of 1 + γ and of the product. NaN is not below infinity, and becomes infinite.
     return value * (1 + gamma(operations + 2)) if value < inf else inf
 
 
 def up_product(*factors: Tensor | float) -> Tensor:
     """The product of float64 tensors, rounded up; zero only where a factor is."""
     total = torch.as_tensor(factors[0], dtype=torch.float64)
+    # Where no factor is zero, the product is positive, but may underflow to zero: a bound of zero would be false there.
     positive = total > 0
     for factor in factors[1:]:
         total = total * factor
@@ -54,6 +57,7 @@ def up_sum(terms: Tensor, dim: int = 0) -> Tensor:
 def up_matmul(a: Tensor, b: Tensor) -> Tensor:
     """The product of float64 matrices, or of a matrix and a vector, rounded up; zero only where all its terms are."""
     product: Tensor = a @ b
+    # Counts the terms that are positive, which cannot underflow: entries that have any get what all could lose.
     positive = (a > 0).double() @ (b > 0).double() > 0
     return product * (1 + gamma(a.shape[-1] + 2)) + a.shape[-1] * _TINY * positive
 
@@ -61,6 +65,7 @@ def up_matmul(a: Tensor, b: Tensor) -> Tensor:
 @contextmanager
 def denormals_kept() -> Iterator[None]:
     """Within, numbers below the smallest normal one are not taken for zero (`torch.set_flush_denormal`)."""
+    # 1e-40 is below the smallest normal number of float32, 1.2e-38.
     flushes = float(torch.tensor(1e-40) * torch.ones(())) == 0.0
     if not flushes:
         yield

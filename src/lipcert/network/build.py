@@ -210,6 +210,7 @@ class _Builder:
         batched = self.program.is_batched(node)
         if not self.exact:
             return Constant(partial(self.program.constant, node), batched)
+        # As the program computes it, in its own type: the exact network has the constants that are executed.
         value = self.program.constant(node).detach()
         if value.is_floating_point():
             value = value.double()

@@ -18,6 +18,7 @@ _WITHOUT, _WITH, _INFERENCE = "without gradients", "with gradients", "in inferen
 _TRIALS = ((1, _WITHOUT), (1, _WITH), (2, _WITHOUT), (2, _WITH), (7, _WITH), (2, _INFERENCE))
 """Numbers of rows, and how the model is called; what depends on them without gradients is in the graph's guards."""
 _ROUNDINGS = 64
+# One for each of up to seven rows. Zeros, large and small numbers find formulas that change with the magnitude.
 _MAGNITUDES = (1.0, 0.0, 100.0, 1e-3, 1e4, 3.0, 0.0)
 
 
@@ -33,10 +34,12 @@ def check_capture(program: Program, model: nn.Module) -> None:
         remedy = f"it changes {shown} whenever it runs, so that results depend on what it has seen; call model.eval()"
         raise unsupported(model, "state", remedy)
     with unchanged(model):
+        # If they differed, certificates would be about another function than the one that the user calls.
         for batch, mode in _TRIALS:
             difference = _tried(program, model, batch, mode)
             if difference:
                 raise _differs(model, f"{difference}, for a batch of {batch} {mode}")
+        # `if x.max() > 1` stops torch.export, unless the model catches the error: then it shows here.
         with _ReadsValues() as reads, torch.no_grad():
             model(_example(program, 2))
     if reads.operator is not None:
@@ -49,10 +52,12 @@ def _tried(program: Program, model: nn.Module, batch: int, mode: str) -> str:
     with torch.inference_mode(inference), torch.set_grad_enabled(grad), quiet():
         x = _example(program, batch, strided=inference)
         same = _example(program, batch, strided=inference)  # the model may work in place
+        # The product is no leaf, so that the model may change it in place.
         if grad:
             same = same.requires_grad_() * 1
         try:
             with torch.random.fork_rng([]):
+                # Chance would show as a difference; the user's random numbers go on as if nothing had been drawn.
                 expected = model(same)
             found = program.run(x)
         except Exception as error:  # whatever the model's code raises
@@ -95,6 +100,7 @@ def _example(program: Program, batch: int, strided: bool = False) -> Tensor:
     x = torch.randn(batch, *program.input_shape, generator=generator, dtype=torch.float64)
     for row in range(batch):
         x[row] *= _MAGNITUDES[row]
+    # Row 1 is like an image, with entries between 0 and 1.
     x[1:2] = torch.rand(program.input_shape, generator=generator, dtype=torch.float64)
     x = x.to(program.device, program.dtype)
     if strided:  # a view in which the rows of the batch lie side by side
@@ -112,6 +118,7 @@ def _difference(found: Tensor, expected: Any, batch: int, other_layout: bool) ->
         return f"the shape is {tuple(expected.shape)} instead of {tuple(found.shape)}"
     if found.dtype != expected.dtype:
         return f"the type is {expected.dtype} instead of {found.dtype}"
+    # Bit for bit, for certificates speak of the numbers that the model returns, rounding included.
     same = (found == expected) | (found.isnan() & expected.isnan())
     if other_layout:  # a model that works in place keeps the layout, for which products may have other kernels
         same |= (found - expected).abs() <= _ROUNDINGS * torch.finfo(found.dtype).eps * expected.abs().amax()

@@ -15,6 +15,7 @@ from lipcert.errors import ModelError, OptionError, ShapeError, UnsupportedError
 from lipcert.network.explain import unsupported
 from lipcert.network.program import Shape
 
+# Where conditions on sizes usually change: at small numbers, and at powers of two and beside them.
 _NEAR_POWERS = [2**k + d for k in range(7, 31) for d in (-1, 0, 1)]
 _ROWS = [sympy.Integer(rows) for rows in (*range(1, 70), *_NEAR_POWERS)]
 """Numbers of rows for which conditions on them are tried out."""
@@ -41,6 +42,7 @@ def check_model(model: object) -> None:
         if isinstance(model, torch.export.ExportedProgram):
             remedy = "pass the module that was exported"
         raise OptionError(f"model is a {type(model).__name__}, expected a torch.nn.Module; {remedy}")
+    # Also inside: a compiled layer of an ordinary model is followed no better.
     for name, module in model.named_modules():
         remedy = _unwrapped(module)
         if remedy:
@@ -54,6 +56,7 @@ def check_model(model: object) -> None:
             raise ModelError(
                 f"{name} was made in torch.inference_mode, where it cannot be captured; make the model outside of it"
             )
+    # The first parameter of a bound forward is x.
     remedy = "the model takes more than one input; fix the others with functools.partial or a wrapper module"
     others = []
     for parameter in list(inspect.signature(model.forward).parameters.values())[1:]:
@@ -89,6 +92,8 @@ def check_graph(exported: torch.export.ExportedProgram, model: nn.Module) -> Non
     if len(inputs) != 1 or not isinstance(inputs[0], Tensor) or signature.inputs_to_lifted_custom_objs:
         remedy = "it takes something else than one tensor, such as a random generator; use parameters and buffers"
         raise unsupported(model, "input", remedy)
+    # Guards are what torch.export has assumed about the number of rows, such as s0 % 8 == 0 or s0 < 65536. Where one is
+    # false, the graph is not what the model does.
     rows: Any = inputs[0].shape[0]
     for condition in dict.fromkeys(guard.expr for guard in rows.node.shape_env.guards):
         if not _holds_for_every_batch(condition, rows.node.expr):
@@ -97,6 +102,7 @@ def check_graph(exported: torch.export.ExportedProgram, model: nn.Module) -> Non
 
 
 def _holds_for_every_batch(condition: Any, rows: Any) -> bool:
+    # Tried, not proved: sympy cannot decide every condition for all numbers at once.
     return all(condition.xreplace({rows: number}) == sympy.true for number in _ROWS)
 
 
@@ -104,6 +110,7 @@ def check_output(exported: torch.export.ExportedProgram, model: nn.Module) -> fx
     """The only tensor that a model returns; models that return anything else are refused."""
     signature = exported.graph_signature
     (output,) = (node for node in exported.graph_module.graph.nodes if node.op == "output")
+    # Outputs begin with buffers that are changed; the user's are those that the signature names.
     results = set()
     for result in output.args[0]:
         if isinstance(result, fx.Node) and result.name in signature.user_outputs:

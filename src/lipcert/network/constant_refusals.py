@@ -25,12 +25,15 @@ def constant_problem(program: Program, node: fx.Node) -> str:
     name, shape = packet_name(node), recorded_shape(node)
     tags = getattr(node.target, "tags", ())
     is_inactive = "dropout" in name and node.args[-1] is False
+    # Memory that nobody has written differs from run to run as chance does.
     if name in _UNINITIALISED and 0 not in shape:
         return _CHANCE
     if torch.Tag.nondeterministic_seeded in tags and not is_inactive:
         return _CHANCE
     if _reads_size(program, node):
         return _NUMBER_OF_ROWS
+    # ones(rows, 5) has the axis of the batch in front, and equal rows. Its transpose has that axis
+    # elsewhere, and its cumsum has rows that differ.
     symbolic = [place for place, size in enumerate(shape) if isinstance(size, torch.SymInt)]
     if not symbolic:
         return ""
@@ -43,6 +46,8 @@ def constant_problem(program: Program, node: fx.Node) -> str:
 
 def _reads_size(program: Program, node: fx.Node) -> bool:
     """Whether a constant uses the number of rows as anything but the first axis of a shape."""
+    # In zeros([rows, 5]) the number of rows is first and comes straight from a shape. In zeros([5, rows]),
+    # zeros([2·rows, 5]) and full([5], rows) it is something else.
     for value in (*node.args, *node.kwargs.values()):
         first: Any = None
         others: list[Any] = [value]

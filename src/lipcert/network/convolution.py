@@ -52,17 +52,22 @@ class _Kernel(LinearOp):
         weight = self.weight()
         size = weight.shape[2:]
         axes = range(len(size))
+        # An entry q = ws + td − p of x fixes the tap t modulo s/gcd(s, d), so that it lies in at most so many patches.
         repeats = []
         for k, s, d in zip(size, self.stride, self.dilation, strict=True):
             repeats.append(ceil(k * gcd(s, d) / s))
+        # A 3×3 kernel from c to o channels with stride 2: the matrices are (o, 9c), (3o, 3c), (3o, 3c) and (9o, c),
+        # with the factors 4, 6, 6 and 9.
         proofs = []
         for in_rows in product((False, True), repeat=len(size)):
             rows = [axis for axis in axes if in_rows[axis]]
             columns = [axis for axis in axes if not in_rows[axis]]
+            # (o, c, taps) → (o, taps in rows, c, taps in columns).
             order = [0, *(2 + axis for axis in rows), 1, *(2 + axis for axis in columns)]
             height = prod(size[axis] for axis in rows)
             factor = height * prod(repeats[axis] for axis in columns)
             matrices = []
+            # The first axis of the weight has the groups one after the other, for both kinds of convolution.
             for kernel in weight.chunk(self.groups):
                 matrices.append(kernel.permute(order).reshape(len(kernel) * height, -1))
             proofs.append((float(factor), matrices))
@@ -71,6 +76,7 @@ class _Kernel(LinearOp):
     @property
     def accumulations(self) -> int:
         shape = self.weight().shape
+        # A product sums over one of the two axes of channels of a group, a product with the transpose over the other.
         return max(shape[0] // self.groups, shape[1]) * prod(shape[2:])
 
     def _apply(self, x: Tensor) -> Tensor:
@@ -83,6 +89,7 @@ class _Kernel(LinearOp):
     def _multiply(self, x: Tensor, weight: Tensor) -> Tensor: ...
 
     def _convolve(self, large: Tensor, weight: Tensor) -> Tensor:
+        # The buffer of patches is overwritten by the next tile, so that nothing can be differentiated through it.
         if patches.applies(large, self.groups, len(self.stride)) and not weight.requires_grad:
             return patches.convolve(large, weight, self.stride, self.padding, self.dilation)
         convolve = _CONV[len(self.stride)]
@@ -91,6 +98,8 @@ class _Kernel(LinearOp):
     def _transpose(self, small: Tensor, weight: Tensor, shape: Shape) -> Tensor:
         """The transposed convolution with the output padding that gives a row this shape."""
         options = zip(self.stride, self.padding, self.dilation, weight.shape[2:], strict=True)
+        # A convolution with a stride may leave up to s − 1 entries at the end unread. The transposed one does not know
+        # how many there were, and has to be told: they get zeros.
         remainder = []
         for size, out, (s, p, d, k) in zip(shape[1:], small.shape[2:], options, strict=True):
             remainder.append(size - ((out - 1) * s - 2 * p + d * (k - 1) + 1))
@@ -103,6 +112,7 @@ class _Kernel(LinearOp):
         """Whether the transpose is computed as a convolution with the mirrored kernel."""
         if weight.requires_grad or not patches.applies(small, self.groups, len(self.stride)):
             return False
+        # A convolution cannot have a negative padding, which the transpose of one with much padding would need.
         reaches = [d * (k - 1) for d, k in zip(self.dilation, weight.shape[2:], strict=True)]
         fits = all(p <= reach for p, reach in zip(self.padding, reaches, strict=True))
         return fits and max(self.stride) == 1
@@ -112,6 +122,7 @@ class _Kernel(LinearOp):
         padding = []
         for p, d, k in zip(self.padding, self.dilation, weight.shape[2:], strict=True):
             padding.append(d * (k - 1) - p)
+        # w ↦ Σ_t K[t]·y(w + p − td): taps in reverse order, input and output channels exchanged.
         mirrored = weight.flip(2, 3).transpose(0, 1)
         return patches.convolve(small, mirrored, self.stride, tuple(padding), self.dilation)
 
@@ -147,6 +158,7 @@ class TransposedConvolution(_Kernel):
 
     def _adjoint(self, y: Tensor) -> Tensor:
         x = self._convolve(y, self.weight())
+        # An output padding of the stride or more (dilation allows it) adds entries that the input does not have.
         crop = (slice(None), slice(None), *map(slice, self.in_shape[1:]))
         return x[crop]
 

@@ -25,16 +25,19 @@ def program_digest(program: Program) -> str:
     for node in program.graph.nodes:
         if node.op == "placeholder" and not node.users:  # a tensor that is not read
             continue
+        # Names of nodes differ from capture to capture; their numbers do not.
         numbers[node] = len(numbers)
         arguments = map_arg((node.args, node.kwargs), lambda n: f"%{numbers[n]}")
         value = node.meta.get("val")
         digest.update(f"{node.op} {_operator(node)} {arguments} {_described(value)};".encode())
         if node.op == "placeholder" and node in program.tensors:
+            # The header tells where a tensor ends: without it, [1, 2], [3] and [1], [2, 3] would have the same bytes.
             tensor = program.tensors[node]()
             digest.update(f"{tensor.dtype} {tuple(tensor.shape)};".encode())
             digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         if node in program.opaque:
             digest.update(program_digest(program.opaque[node].program).encode())
+        # Operators of torch are known by their names. What others compute, nobody promises, so it is looked at.
         elif not is_torchs(node):
             digest.update(probed(program, node).encode())
     return digest.hexdigest()

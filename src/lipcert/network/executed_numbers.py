@@ -36,9 +36,11 @@ def as_executed(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of an operator of torch in a program of this type, with its scalars rounded."""
     schema = getattr(node.target, "_schema", None)
+    # In float64, numbers are what is written.
     if schema is None or dtype != torch.float32 or not is_torchs(node) or packet_name(node) in _OTHERWISE:
         return args, dict(kwargs)
     scalars = {argument.name for argument in schema.arguments if _is_scalar(str(argument.type))}
+    # The schema tells which arguments are numbers to compute with: a size or a dim is no number to be rounded.
     names = [argument.name for argument in schema.arguments]
     integers = packet_name(node) in _PRODUCTS
 
@@ -47,6 +49,7 @@ def as_executed(
 
     positional = tuple(read(name, value) for name, value in zip(names, args, strict=False))
     named = {name: read(name, value) for name, value in kwargs.items()}
+    # Defaults, too: the slope 0.01 of a LeakyReLU is 0.00999999978 in float32.
     for argument in schema.arguments[len(args) :]:
         default = argument.default_value
         if isinstance(default, float) and argument.name not in named and read(argument.name, default) != default:
@@ -63,6 +66,7 @@ def _number(value: Any, dtype: torch.dtype, integers: bool) -> Any:
     if isinstance(value, bool):
         return value
     if isinstance(value, int | float):
+        # Integers stay integers: an operator may have another overload for floats.
         return type(value)(rounded(value, dtype))
     if isinstance(value, Constant) and _is_rounded(value(), integers):
         return Constant(lambda: value().to(dtype), value.batched)

@@ -25,6 +25,7 @@ def explained(error: Exception, model: nn.Module, x: Tensor) -> Exception:
     """Why torch.export failed: the input does not fit, a name is missing, or the code cannot be followed."""
     if isinstance(error, UnsupportedError):
         return error
+    # If the model fails by itself, outside of torch.export, its own error says more. In eval mode no statistics change.
     try:
         with torch.no_grad(), evaluated(model):
             model(x)
@@ -58,6 +59,7 @@ def user_line(error: Exception) -> str:
     places = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
     if isinstance(error, SyntaxError) and error.filename:
         places.append((error.filename, error.lineno or 0))
+    # Innermost first: the last frame in a file that is neither torch's, nor Python's, nor ours.
     for file, line in reversed(places):
         if not file.startswith("<") and _NOT_USERS.isdisjoint(Path(file).parents):
             return f" at {file}:{line}"

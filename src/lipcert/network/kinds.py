@@ -23,6 +23,7 @@ _AS = {"view_as", "reshape_as", "expand_as", "type_as"}
 def node_kinds(graph: fx.Graph, tensors: Container[fx.Node]) -> dict[fx.Node, str]:
     """ "dependent", "constant" or "size", for every node but the output; `tensors` are constants by themselves."""
     kinds: dict[fx.Node, str] = {}
+    # Nodes come after what they read, so that the kinds of all arguments are known.
     for node in graph.nodes:
         if node in tensors:
             kinds[node] = "constant"
@@ -38,10 +39,12 @@ def _kind(node: fx.Node, kinds: Mapping[fx.Node, str]) -> str:
     if isinstance(value, int | float | bool | torch.SymInt | torch.SymFloat | torch.SymBool):
         return "size"
     arguments: Any = (node.args, node.kwargs)
+    # zeros_like(x) is a constant although x is not: its values do not depend on those of x.
     if packet_name(node) in _LIKE:
         arguments = (node.args[1:], node.kwargs)
     if packet_name(node) in _AS:
         arguments = node.args[:1]
+    # One dependent argument is enough. Wrongly called a constant, a value would be taken for fixed over the whole ball.
     for source in tree_leaves(arguments):
         if isinstance(source, fx.Node) and kinds[source] == "dependent":
             return "dependent"

@@ -223,6 +223,7 @@ class Function(LinearOp):
     def _adjoint(self, y: Tensor) -> Tensor:
         wants_graph = torch.is_grad_enabled()
         with torch.inference_mode(False), torch.enable_grad():
+            # The derivative of a linear function is the same everywhere, so at zero.
             x = torch.zeros(y.shape[0], *self.in_shape, dtype=y.dtype, device=y.device, requires_grad=True)
             (gradient,) = torch.autograd.grad(self.function(x), x, y, create_graph=wants_graph)
         return gradient
@@ -243,5 +244,6 @@ def number(value: float) -> Live:
 
 def has_denormals(weight: Tensor) -> bool:
     """Whether a tensor has entries between zero and the smallest normal number of its type."""
+    # Float64 copies of float32 weights are asked, too: what counts is the type in which they are executed.
     size = weight.detach().abs()
     return bool(((size > 0) & (size < torch.finfo(torch.float32).tiny)).any())

@@ -54,6 +54,8 @@ class Node:
         if self.exact or not self.edges:
             return 0
         products = [edge.op.terms for edge in self.edges]
+        # The sums of all edges run one beside the other: the longest one counts, then the additions of the edges, and
+        # then that of the bias. 3 edges of up to 100 products and a bias make 103.
         count = max(products) + len(products) - 1
         adds = any(products) or any(edge.op.adds for edge in self.edges)
         if self.offset is not None and adds:
@@ -137,6 +139,7 @@ class Network:
         """Distinct names of the sites 0..n."""
         names: list[str] = []
         for site in self.sites[:-1]:
+            # A layer that is called twice has two sites: relu, relu#2. Bounds keep constants by these names.
             same = [name for name in names if name == site.name or name.startswith(f"{site.name}#")]
             name = site.name
             if same:
@@ -162,6 +165,7 @@ class Network:
             for edge in self.nodes[v].edges:
                 reached[edge.source] |= reached[v]
         after = [reached[site.output] for site in self.sites[:-1]]
+        # From here on by sites: node v is before site j if j's input can be reached from v.
         before = []
         for site in self.sites[1:]:
             before.append({v for v in range(len(self.nodes)) if site.source in reached[v]})
@@ -176,8 +180,10 @@ class Network:
 
     def pull_each(self, site: int, seed: Tensor) -> Iterator[tuple[int, Tensor]]:
         """The same, one site after the other from the last one: what is not kept by the caller is free again."""
+        # What has arrived at each node so far: y at the site's input, sums of A_eᵀy at the nodes before it.
         values: dict[int, Tensor] = {self.sites[site].source: seed}
         for v in reversed(range(len(self.nodes))):
+            # All readers of v come behind it and have added their part; nobody needs y after v has passed it on.
             y = values.pop(v, None)
             if y is None:
                 continue
@@ -188,6 +194,7 @@ class Network:
 
     def push(self, site: int, x: Tensor) -> list[Tensor | None]:
         """B_{j,site} x for every row of x, for j = 1..n+1: one forward pass from the output of a site."""
+        # Only linear edges are followed: outputs of sites have none into them, so that rows end at their inputs.
         values: dict[int, Tensor] = {self.sites[site].output: x}
         for v, node in enumerate(self.nodes):
             for edge in node.edges:
@@ -198,6 +205,7 @@ class Network:
 
 def rebuilt(network: Network, nodes: Sequence[Node], moved: Mapping[int, int], changed: Mapping[int, Site]) -> Network:
     """The network with other nodes: `moved` says where the values of the old ones are now, `changed` has new sites."""
+    # `function` is not taken over: it belongs to φ, and sites of a rewritten network are ψ, or φ in other coordinates.
     sites = []
     for index, site in enumerate(network.sites):
         kept = Site(site.name, moved.get(site.source, NO_NODE), moved.get(site.output, NO_NODE), site.slope)

@@ -55,6 +55,7 @@ class Softmax(Tangent):
 
     def adjoint(self, function: Callable[[Tensor], Tensor], centre: Tensor, rows: Tensor) -> Tensor:
         """p(y − p·y)."""
+        # J is symmetric, so Jᵀy = Jy; the new axis is that of the rows y.
         p = torch.softmax(centre, self.axis)[:, None]
         shared = p * rows
         return shared - p * shared.sum(self.axis + 1, keepdim=True)
@@ -81,6 +82,7 @@ class Softmax(Tangent):
         axis = self.axis
         _, p, least = self._at_centre(centre)
         most, spread = self._largest(centre, reach)
+        # p(c) − p ≤ p(c)·(1 − e^{−2D}); expm1 keeps the digits of small D. Beyond the cap of D, p may fall to 0.
         shrunk = p * -torch.expm1(-2 * spread) * (1 + gamma(2 * _EXP_ULPS + 4))
         shrunk = torch.where(reach.amax(axis, keepdim=True) > spread, p, shrunk)
         h = torch.maximum(most - least, shrunk) * (1 + gamma(2))
@@ -140,6 +142,7 @@ class Normalisation(Tangent):
         shifted = x - x.mean(dims, keepdim=True)
         off = (gamma(count + 2) + gamma(4)) * x.abs().amax(dims, keepdim=True) + _TINY
         root = shifted.square().mean(dims, keepdim=True).sqrt()
+        # The true ‖x̃‖/√n is within `wide` of the computed one, over the box within `wide` + `step`.
         wide = root * gamma(count + 6) + off * (1 + gamma(2)) + 1e-150  # squares of smaller numbers vanish
         step = reach.square().mean(dims, keepdim=True).sqrt() * (1 + gamma(count + 6)) + 1e-150
         scale = self._scale(root)
@@ -189,6 +192,7 @@ class Normalisation(Tangent):
         change = torch.maximum(at.most - at.low, at.high - at.least) * (1 + gamma(2))
         moved = (reach + reach.mean(dims, keepdim=True)) * (1 + gamma(count + 4))
         unit = at.sizes * at.high
+        # x̂ − x̂(c) = x̃(c)·(s − s(c)) + (x̃ − x̃(c))·s.
         h = at.sizes * change + moved * at.most
         largest = unit + h
         means = (largest * reach).mean(dims, keepdim=True)

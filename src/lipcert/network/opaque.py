@@ -33,6 +33,7 @@ def _opaque(x: Tensor, index: int) -> Tensor:
 
 @_opaque.register_fake
 def _(x: Tensor, index: int) -> Tensor:
+    # torch.export asks for shapes with tensors that have no values. The module itself tells, with two rows of zeros.
     with torch._subclasses.fake_tensor.unset_fake_temporarily(), torch.no_grad():
         like = torch.zeros(2, *map(int, x.shape[1:]), dtype=x.dtype, device=x.device)
         result = _OPAQUE[index](like)
@@ -73,6 +74,7 @@ class RuledModules:
     @contextmanager
     def within(self) -> Iterator[None]:
         """While the model runs."""
+        # What the modules are when the model begins to run; `_check_state` compares at every call.
         self._states, self._runs = [_state(module) for module, _ in self.calls], True
         try:
             yield
@@ -82,6 +84,7 @@ class RuledModules:
     @contextmanager
     def as_operations(self) -> Iterator[RuledModules]:
         """Within, their forwards are calls of one operator."""
+        # The operator runs copies: the forward of the module itself is the call of the operator, and would call itself.
         _OPAQUE[:] = [self._copy(index) for index in range(len(self.calls))]
         for index, (module, _) in enumerate(self.calls):
             module.forward = self._forward(index)
@@ -91,6 +94,7 @@ class RuledModules:
         finally:
             _OPAQUE.clear()
             for module, _ in self.calls:
+                # A forward of the user's on the instance excludes a rule (`find_module_rule`), so this one is ours.
                 vars(module).pop("forward", None)
 
     def _copy(self, index: int) -> nn.Module:
@@ -105,6 +109,7 @@ class RuledModules:
 
         def forward(*args: Any, **kwargs: Any) -> Tensor:
             given = (*args, *kwargs.values())
+            # A rule sees one input. Other arguments would be lost, and with them what they change.
             if len(given) != 1 or not isinstance(given[0], Tensor) or list(kwargs) not in ([], names[:1]):
                 raise self._refused(index, "it has a rule, so it must be called with one tensor, its first argument")
             if self._runs:
@@ -118,6 +123,7 @@ class RuledModules:
         """What a module with a rule computes is captured by itself: nothing that it may read may change meanwhile."""
         before, now = self._states[index], _state(self.calls[index][0])
         for path in {**before, **now}:
+            # By identity: values may be tensors, and one that is set anew is another one even if it is equal.
             if path not in before or path not in now or before[path] is not now[path]:
                 remedy = (
                     f"it has a rule, but its attribute {path} is set while the model runs, by a hook or by the code "
@@ -135,6 +141,7 @@ class RuledModules:
         before = []
         for hooks in (torch_modules._global_forward_pre_hooks, torch_modules._global_forward_hooks):
             before.append((hooks, dict(hooks)))
+            # Same keys, so that handles of the user's still remove what they have added.
             for key, hook in hooks.items():
                 hooks[key] = self._while_it_runs(hook)
         try:

@@ -28,6 +28,7 @@ def convolve(x: Tensor, weight: Tensor, stride: Shape, padding: Shape, dilation:
     """`conv2d` without groups: (rows, channels, height, width) → (rows, filters, …), channels last in memory."""
     filters, channels, *size = weight.shape
     vertical, horizontal = padding
+    # (rows, height, width, channels): F.pad begins with the last axis, which gets nothing.
     padded = F.pad(x.permute(0, 2, 3, 1), (0, 0, horizontal, horizontal, vertical, vertical)).contiguous()
     out = []
     for axis in range(2):
@@ -37,6 +38,7 @@ def convolve(x: Tensor, weight: Tensor, stride: Shape, padding: Shape, dilation:
     step = padded.stride()
     strides = [step[0], step[1] * stride[0], step[2] * stride[1], step[1] * dilation[0], step[2] * dilation[1], step[3]]
     patches = padded.as_strided((len(x), *out, *size, channels), strides)
+    # (filters, channels, i, j) → (i·j·channels, filters), in the order of the entries of a patch.
     matrix = weight.permute(2, 3, 1, 0).reshape(-1, filters)
     return _multiplied(patches, matrix).permute(0, 3, 1, 2)
 
@@ -46,6 +48,7 @@ def _multiplied(patches: Tensor, matrix: Tensor) -> Tensor:
     rows, height, width = patches.shape[:3]
     length, filters = matrix.shape
     result = patches.new_empty(rows, height, width, filters)
+    # A tile is some lines of one image or, if images are small, several whole images.
     lines = max(1, _TILE // (width * length))  # of an image, in a tile
     together = max(1, lines // height)  # images
     lines = min(lines, height)
@@ -55,6 +58,7 @@ def _multiplied(patches: Tensor, matrix: Tensor) -> Tensor:
         for top in range(0, height, lines):
             piece = patches[first : first + count, top : top + lines]
             tile = buffer[: piece.shape[0], : piece.shape[1]]
+            # The patches are a view in which entries appear up to k² times; only the tile holds copies.
             tile.copy_(piece)
             product = tile.reshape(-1, length) @ matrix
             result[first : first + count, top : top + lines] = product.view(*piece.shape[:3], filters)

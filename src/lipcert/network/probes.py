@@ -26,6 +26,7 @@ def probed(program: Program, node: fx.Node) -> str:
     """SHA-256 of what an operation computes at inputs of several magnitudes, with the program's constants."""
     rows = len(_MAGNITUDES)
 
+    # The operation by itself, with fixed numbers in place of what it would get from the network.
     def read(source: fx.Node) -> Any:
         if program.kinds[source] == "size":
             return rows
@@ -49,6 +50,7 @@ def probed(program: Program, node: fx.Node) -> str:
 def _example(node: fx.Node) -> Tensor:
     shape = [size if isinstance(size, int) else len(_MAGNITUDES) for size in recorded_shape(node)]
     dtype = node.meta["val"].dtype
+    # Positions and masks: zeros are valid whatever they are read as.
     if not dtype.is_floating_point:
         return torch.zeros(shape, dtype=dtype)
     generator = torch.Generator().manual_seed(13)
@@ -63,6 +65,7 @@ def probes(program: Program) -> list[tuple[str, str]]:
     found = []
     for node in program.operators_of_others:
         found.append((f"{layer_name(node, False)[0]} ({node.target})", probed(program, node)))
+    # Modules with a rule are programs of their own, in which there may be operators of others, too.
     for node, call in program.opaque.items():
         for name, value in probes(call.program):
             found.append((f"{layer_name(node, True)[0]}: {name}", value))

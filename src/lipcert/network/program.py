@@ -84,6 +84,7 @@ class Program:
         known = _memory.values
         if known is None:
             return self._compute_constant(node)
+        # A value that was computed without gradients has no graph, and must not be given to whoever wants one.
         key = (self, node, torch.is_grad_enabled())
         if key not in known:
             known[key] = self._compute_constant(node)
@@ -92,6 +93,7 @@ class Program:
     def _compute_constant(self, node: fx.Node) -> Any:
         if node in self.tensors:
             return self.tensors[node]()
+        # A constant with a batch axis is read as one row, for all its rows are equal (`constant_problem`).
         if self.kinds[node] == "size":
             return 1
         if self.kinds[node] == "dependent":  # of which only the shape is read
@@ -112,6 +114,7 @@ class Program:
         if observe is not None:
             values[self.input] = observe(self.input, x)
 
+        # Dependent values and constants with a batch axis are in `values`; other constants do not depend on this batch.
         def read(node: fx.Node) -> Any:
             if node in values:
                 return values[node]
@@ -124,6 +127,7 @@ class Program:
             if observe is not None and self.kinds[node] == "dependent":
                 value = observe(node, value)
             values[node] = value
+            # Deep networks would otherwise keep every value of a batch until the end.
             for done in self._last_uses.get(node, ()):
                 values.pop(done, None)
         result: Tensor = read(self.output)
@@ -148,6 +152,7 @@ class Program:
     @cached_property
     def _last_uses(self) -> dict[fx.Node, list[fx.Node]]:
         """The values that are not needed any more after a step."""
+        # Seen from the end, the first step that reads a value is its last reader.
         needed = {self.output}
         uses: dict[fx.Node, list[fx.Node]] = {}
         for node in reversed(self._steps):
@@ -164,16 +169,19 @@ class Program:
         tensors = {node: _fixed(read().detach().clone()) for node, read in self.tensors.items()}
         opaque = {node: replace(call, program=call.program.frozen()) for node, call in self.opaque.items()}
         program = replace(self, tensors=tensors, opaque=opaque)
+        # Constants at the border, which steps read: what they were computed from is not needed any more.
         computed = {}
         for step in self._steps:
             for node in step.all_input_nodes:
                 is_fixed = self.kinds[node] == "constant" and not self.is_batched(node)
                 if is_fixed and node not in tensors and isinstance(node.meta.get("val"), Tensor):
                     computed[node] = _fixed(program.constant(node).clone())
+        # A node among the tensors is read, not computed: the value is the one that the model computes today.
         return replace(program, tensors={**tensors, **computed})
 
     def cast(self, dtype: torch.dtype) -> Program:
         """The frozen program in another type, with the constants that it computes in its own."""
+        # Constants are computed first, in the program's own type: a weight norm in float64 is another weight.
         frozen = self.frozen()
         tensors = {}
         for node, read in frozen.tensors.items():
@@ -189,6 +197,7 @@ class Program:
             if node is self.input:
                 copies[node] = graph.placeholder("x")
             elif node in self.tensors:
+                # Tensors that only constants read are in these constants already (see `frozen`).
                 if node is self.output or not self._steps.keys().isdisjoint(node.users):
                     root.register_buffer(name, self.tensors[node](), persistent=False)
                     copies[node] = graph.get_attr(name)
@@ -215,6 +224,7 @@ _memory = _Memory()
 @contextmanager
 def constants_computed_once() -> Iterator[None]:
     """Within, the tensors of models do not change: what is computed from them is computed once."""
+    # Begins empty even within another such context, on which both passes of a checkpoint rely (`norms.chunks`).
     before, _memory.values = _memory.values, {}
     try:
         yield

@@ -50,6 +50,7 @@ def check_linear(call: Call, terms: Terms, dtype: torch.dtype) -> None:
     if dtype not in _TOLERANCE or 0 in call.out_shape:
         return
     inputs = _random_inputs(call)
+    # Row 1 is zero: the call returns its constants there, and a linear map has to return zero, if it keeps rows apart.
     for x in inputs:
         x[1] = 0
     images = []
@@ -71,6 +72,7 @@ def check_linear(call: Call, terms: Terms, dtype: torch.dtype) -> None:
         return  # weights that are not finite are refused elsewhere, by their names
     error = (found - expected).abs()
     allowed = _TOLERANCE[dtype] * float(computed.abs().max() + expected.abs().max())
+    # Cheap, and enough for most. Where terms cancel, errors are relative to the terms, which `_sizes` finds.
     if float(error.max()) <= allowed:
         return
     if not float(error.max()) <= allowed + _TOLERANCE[dtype] * _sizes(_assigned(call, terms, inputs)):
@@ -114,6 +116,7 @@ def _checked_operation(op: LinearOp, x: Tensor, tolerance: float) -> Tensor:
     if bool(y[1].count_nonzero() > 0):
         raise _false("does not map zero to zero, or mixes the rows of a batch")
     if isinstance(op, Function) and y.numel() > 0:  # the others are linear by construction
+        # Rows in other places: A(x₂), A(2x₀) and A(x₀ + x₂) have to follow from A(x₀) and A(x₂).
         mixed = torch.stack([x[2], 2 * x[0], x[0] + x[2]])
         expected = torch.stack([y[2], 2 * y[0], y[0] + y[2]])
         allowed = 100 * tolerance * expected.abs().max()
@@ -188,6 +191,7 @@ def check_secants(call: Call, slope: Slope, a: Tensor, b: Tensor, dtype: torch.d
     size = abs(centre) + radius
     ulps = 16.0 if slope.ulps is None else slope.ulps
     unit = UNIT_ROUNDOFF[dtype] * (4.0 + 2.0 * ulps)
+    # `ulps` counts units of the result or of slope times input, whichever is larger; near points differ by little more.
     noise = unit * (first.double().abs() + second.double().abs() + size * (_like(a, first) + _like(b, first)))
     if slope.elementwise:
         excess = (rise - centre * difference).abs() - radius * difference.abs() - noise
@@ -226,6 +230,7 @@ def _segments(call: Call, shape: Shape, elementwise: bool) -> tuple[Tensor, Tens
     step = scale * 10.0 ** (-4 * torch.rand(apart, generator=generator))
     a = scale * torch.randn(size, generator=generator)
     b = a + step * torch.randn(size, generator=generator)
+    # Secants across zero, where activations have their kinks.
     b[::4] = -a[::4]
     return a.to(call.recorded.device, call.dtype), b.to(call.recorded.device, call.dtype)
 

@@ -75,6 +75,7 @@ class Slope:
             return 0.0
         if self.elementwise:
             return self.ulps
+        # A map that mixes entries may sum all of them, each addition with a rounding.
         return self.ulps + size
 
     def lipschitz(self) -> float | Tensor:
@@ -113,6 +114,7 @@ def along_axis(slope: Slope, axis: int) -> Slope:
 
 def pooling(overlap: int, per_channel: bool) -> Slope:
     """Max-pooling whose windows meet in at most `overlap` at any entry."""
+    # √2 is rounded, perhaps down: the next float above it is a true bound. Whole roots are exact.
     constant = sqrt(overlap)
     if constant % 1 != 0:
         constant = nextafter(constant, inf)
@@ -131,6 +133,7 @@ def shrinking(width: float) -> Slope:
 
 def leaky(negative_slope: float) -> Slope:
     """LeakyReLU: slopes 1 and `negative_slope`."""
+    # The slope below zero may be the larger one.
     low, high = min(negative_slope, 1.0), max(negative_slope, 1.0)
     return Slope(low, high, ulps=1.0, kinks=(0.0,), curvature=0.0)
 
@@ -143,6 +146,7 @@ def prelu(weight: Live) -> Slope:
 
 def elu(alpha: float) -> Slope:
     """ELU: slope 1 above zero, alpha·eˣ below."""
+    # alpha·eˣ for x < 0 takes all values between 0 and alpha.
     return Slope(min(alpha, 0.0), max(alpha, 1.0), ulps=4.0, kinks=(0.0,), curvature=abs(alpha))
 
 
@@ -172,4 +176,5 @@ GELU_TANH = Slope(-0.12899306865878, 1.12899306865878, ulps=8.0, curvature=0.797
 SILU = Slope(-0.09983932012887, 1.09983932012887, ulps=8.0, curvature=0.5)
 MISH = Slope(-0.11252612238947, 1.08849816125173, ulps=8.0, curvature=0.6443)
 HARD_SWISH = Slope(-0.5, 1.5, ulps=4.0, kinks=(-3.0, 3.0), curvature=nextafter(1 / 3, 1))
+# diag(p) − ppᵀ, the derivative, and its mean along a segment have eigenvalues in [0, ½]: centre and radius are ¼.
 SOFTMAX = Slope(0.0, 0.5, elementwise=False, ulps=32.0)

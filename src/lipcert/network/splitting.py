@@ -45,6 +45,7 @@ def split_sums(program: Program, products: int = PRODUCTS) -> Program:
         raise OptionError(f"longest_sum is {products}, expected 1 or more")
     if program.opaque:
         raise OptionError("longest_sum does not go with rules of your own for modules; certify without it")
+    # Split as a module, then captured anew: rules and rounding analysis see the parts as they see any other layers.
     module = program.frozen().module()
     _split_module(module, products)
     return capture(module.eval(), program.input_shape).frozen()
@@ -56,6 +57,7 @@ def _split_module(module: nn.Module, products: int) -> None:
     for inner in module.children():
         _split_module(inner, products)
     for node in list(module.graph.nodes):
+        # A weight that is a tensor of the program; products of two values that are computed are not split.
         if node.target in _SUMMED_AXIS and isinstance(node.args[1], fx.Node) and node.args[1].op == "get_attr":
             _split_node(module, node, products)
     module.graph.eliminate_dead_code()
@@ -70,6 +72,7 @@ def _split_node(module: fx.GraphModule, node: fx.Node, products: int) -> None:
     groups = node.args[_GROUPS_ARGUMENT] if len(node.args) > _GROUPS_ARGUMENT else 1
     channels = weight.shape[1]
     length = _part_length(prod(weight.shape[2:]), products)
+    # With groups, a slice of the input would have to be taken from every one of them.
     if groups != 1 or channels <= length:
         return
     x, bias, options = node.args[0], (node.args[2] if len(node.args) > 2 else None), node.args[3:]
@@ -81,7 +84,9 @@ def _split_node(module: fx.GraphModule, node: fx.Node, products: int) -> None:
             last = min(first + length, channels)
             name = f"{node.args[1].target}_{first}"  # type: ignore[union-attr]
             module.register_buffer(name, weight[:, first:last].clone(), persistent=False)
+            # A part of the input meets the same part of the weight: x[16:32] and W[:, 16:32], say.
             piece = graph.call_function(_aten.slice.Tensor, (x, axis, first, last))
+            # Once, or it would be added as often as there are parts.
             offset = bias if first == 0 else None
             parts.append(graph.call_function(node.target, (piece, graph.get_attr(name), offset, *options)))  # type: ignore[arg-type]
         total = _sum_in_pairs(graph, parts)

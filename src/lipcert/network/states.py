@@ -23,6 +23,7 @@ def evaluated(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
+        # One by one: model.train() would also switch layers that the user has frozen in eval mode.
         for module, mode in modes:
             module.training = mode
 
@@ -30,6 +31,7 @@ def evaluated(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
     """Afterwards, modules have the attributes that they had before, and what is kept in containers among them."""
+    # The dictionary itself, and a copy of it.
     states = [(vars(module), dict(vars(module))) for module in model.modules()]
     kept: dict[int, tuple[Any, list[Any]]] = {}
     for attributes, _ in states:
@@ -40,6 +42,7 @@ def unchanged(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         for attributes, before in states:
+            # Attributes that were added must go, those that were deleted come back.
             attributes.clear()
             attributes.update(before)
         for container, items in kept.values():
@@ -48,6 +51,7 @@ def unchanged(model: nn.Module) -> Iterator[None]:
 
 def _note(value: Any, kept: dict[int, tuple[Any, list[Any]]]) -> None:
     """Note what a container has in it, and the containers inside."""
+    # Containers may contain themselves.
     if id(value) in kept or not isinstance(value, dict | list | set | deque | tuple):
         return
     items = list(value.items()) if isinstance(value, dict) else list(value)
@@ -62,6 +66,7 @@ def _put_back(container: Any, items: list[Any]) -> None:
         return
     now = [part for item in container.items() for part in item] if isinstance(container, dict) else list(container)
     before = [part for item in items for part in item] if isinstance(container, dict) else items
+    # By identity: == of two tensors is a tensor.
     if len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True)):
         return
     container.clear()
@@ -79,6 +84,7 @@ def bare(module: nn.Module) -> nn.Module:
 
     kind = type(module)
     attributes = {"__call__": call, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    # A subclass, so that isinstance and the rules still know it, with the same dictionary: both see every change.
     twin: nn.Module = object.__new__(type(kind.__name__, (kind,), attributes))
     object.__setattr__(twin, "__dict__", vars(module))
     return twin

@@ -28,6 +28,7 @@ Piece = tuple[int, int]
 
 def joined_pairs(network: Network, last: int) -> list[Pair]:
     """The pairs (j, i), i < j ≤ last, that a linear path joins, by j, then i."""
+    # Elsewhere B_ji is zero, and costs nothing.
     after, _ = network.reach()
     pairs = []
     for j in range(1, last + 1):
@@ -52,10 +53,12 @@ class Sweep:
         # Which row of a node's tensor belongs to which pair: {(1, 0): 0, (2, 0): 1} on paths from the input to the
         # sites 1 and 2. All rows of a node go through an operation together.
         self._position: list[dict[Pair, int]] = [{} for _ in network.nodes]
+        # Nodes that can be reached from i and from which j can be reached: those on the paths that make up B_ji.
         after, before = network.reach()
         for j, i in joined_pairs(network, last):
             if only is None or (j, i) in only:
                 self._add((j, i), after[i] & before[j - 1])  # `before` begins with site 1
+        # Pairs come by j, so that start sites were met in any order.
         self.starts = dict(sorted(self.starts.items()))
         self._schedule()
 
@@ -70,6 +73,8 @@ class Sweep:
 
     def _schedule(self) -> None:
         """Which rows travel along which edge, and where the parts of a node go, in the order of their production."""
+        # From here on rows are fixed; what is left are the parts of which the rows of each node are the sum. Parts are
+        # listed in the order in which `forward` and `adjoint` will produce them: both rely on it.
         nodes, sites = self.network.nodes, self.network.sites
         self._links: list[list[_Link]] = [[] for _ in nodes]
         self._ends_at: list[list[tuple[int, _Rows]]] = [[] for _ in nodes]
@@ -84,6 +89,7 @@ class Sweep:
         for v in reversed(range(len(nodes))):
             for edge in nodes[v].edges:
                 common = [pair for pair in self._position[edge.source] if pair in self._position[v]]
+                # If u has (1, 0), (2, 0), (3, 0) and v (2, 0), (3, 0), (3, 1): rows 1, 2 of u become 0, 1 of v.
                 if common:
                     take, put = self._rows(edge.source, common), self._rows(v, common)
                     self._links[v].append(_Link(edge.source, edge.op, take, put))
@@ -92,6 +98,7 @@ class Sweep:
                     if edge.source not in read:  # nodes come from the last one: this is its last reader
                         read.add(edge.source)
                         self._read_last[v].append(edge.source)
+        # The vectors themselves are the only part at the output of their site, which has no edges into it.
         self._start_rows = {}
         for i, pairs in self.starts.items():
             self._start_rows[i] = self._rows(sites[i].output, pairs)
@@ -105,6 +112,7 @@ class Sweep:
     def _placements(self, parts: list[list[_Rows]]) -> list[_Placement]:
         placements = []
         for rows, position in zip(parts, self._position, strict=True):
+            # By rows of the node: which rows of which parts add up to each.
             pieces: list[list[Piece]] = [[] for _ in position]
             for part, some in enumerate(rows):
                 for row, place in enumerate(some.positions):
@@ -128,6 +136,7 @@ class Sweep:
             values[v] = self._place_forward[v].assemble(parts)
             for j, rows in self._ends_at[v]:
                 ends[j] = rows.select(values[v])
+            # Memory is what limits the number of rows: values go as soon as their last reader has them.
             for source in self._read_last[v]:
                 del values[source]
         return ends
@@ -141,6 +150,7 @@ class Sweep:
                 continue
             ending = [ends[j] for j, _ in self._ends_at[v]]
             y = self._place_adjoint[v].assemble(ending + parts[v])
+            # What the readers of v sent back is in y now, and their tensors are free again.
             parts[v] = []
             site = self.network.site_of_output.get(v)
             if site in self._start_rows:
@@ -175,10 +185,12 @@ class _Placement:
         for pieces in rows:
             if self._segments:
                 first, count = self._segments[-1]
+                # The next rows of the same parts: the segment grows.
                 if pieces == [(part, row + count) for part, row in first]:
                     self._segments[-1] = (first, count + 1)
                     continue
             self._segments.append((pieces, 1))
+        # Where each part is to be split, so that every segment is made of whole pieces.
         cuts = [{0, length} for length in lengths]
         for pieces, count in self._segments:
             for part, row in pieces:
@@ -192,6 +204,7 @@ class _Placement:
             pieces: tuple[Tensor, ...] = (part,)
             if len(cuts) > 2:
                 pieces = part.split_with_sizes([end - start for start, end in pairwise(cuts)])
+            # Pieces by the rows at which they begin; the last cut is the end of the part and begins none.
             for start, piece in zip(cuts, pieces, strict=False):
                 split[p, start] = piece
         segments = []

@@ -51,6 +51,7 @@ class Tangent(ABC):
 
     def adjoint(self, function: Callable[[Tensor], Tensor], centre: Tensor, rows: Tensor) -> Tensor:
         """J(c)ᵀy for rows y, (B, R, …), as computed in float64."""
+        # (B, R, …): every row has a copy of its own centre, so that one backward pass does all rows.
         point = centre[:, None].repeat_interleave(rows.shape[1], 1)
         pulled = adjoint_at(function, point.flatten(0, 1), rows.flatten(0, 1))
         return pulled.reshape(point.shape)
@@ -74,6 +75,7 @@ class Tangent(ABC):
 
 def adjoint_at(function: Callable[[Tensor], Tensor], point: Tensor, rows: Tensor) -> Tensor:
     """The transposed derivative of a function at a point, applied to rows, by automatic differentiation."""
+    # Rows carry gradients where lines are being fitted (`local/sharpening.py`); the point itself is fixed.
     wants_graph = rows.requires_grad
     with torch.inference_mode(False), torch.enable_grad():
         x = point.detach().clone().requires_grad_()
@@ -110,6 +112,7 @@ class FlatPair:
     second: Shape
 
     def split(self, both: Tensor) -> tuple[Tensor, Tensor]:
+        # (B, |a| + |b|) → (B, *shape of a), (B, *shape of b).
         size = prod(self.first)
         a, b = both[:, :size], both[:, size:]
         return a.reshape(len(both), *self.first), b.reshape(len(both), *self.second)
@@ -129,6 +132,7 @@ class Product(Tangent):
         return a * b
 
     def linear(self, centre: Tensor, reach: Tensor) -> Tensor:
+        # (a + ζ_a)(b + ζ_b) = ab + (aζ_b + ζ_a b) + ζ_a ζ_b: the linear part, and the remainder below.
         (a, b), (da, db) = self.pair.split(centre.abs()), self.pair.split(reach)
         if self.terms:
             return (a @ db + da @ b) * (1 + gamma(self.terms + 4))
@@ -144,6 +148,7 @@ class Product(Tangent):
 
     def error(self, centre: Tensor, reach: Tensor, dtype: torch.dtype) -> Tensor:
         """γ of the sum of absolute products, and what is lost of products and operands that underflow."""
+        # The largest operands that the box allows, rounded up.
         inputs = (centre.abs() + reach) * (1 + gamma(2))
         largest = self._product(inputs) * (1 + gamma(self.terms + 2))
         tiny = 2 * (self.terms + 2) * torch.finfo(dtype).tiny

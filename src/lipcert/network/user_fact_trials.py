@@ -54,20 +54,25 @@ def _noise(call: Call, slope: Slope, size: Tensor) -> Tensor:
 def _check_curvature(call: Call, slope: Slope, curvature: float) -> None:
     """Slopes of two chords side by side differ by at most curvature times half their length, unless a kink is near."""
     generator = torch.Generator().manual_seed(17)
+    # Half of the points are where activations bend, the others are of all magnitudes from 1e-4 to 1e4.
     shape = (_rows(call), *call.inputs[0].shape)
     moderate = torch.rand(shape, generator=generator, dtype=torch.float64) < 0.5
     scale = torch.where(moderate, 3.0, 10.0 ** (8 * torch.rand(shape, generator=generator, dtype=torch.float64) - 4))
     middle = scale * torch.randn(shape, generator=generator, dtype=torch.float64)
     reach = scale * 10.0 ** (-3 * torch.rand(shape, generator=generator, dtype=torch.float64))
+    # Low, middle and high, as they are rounded: chords are measured between the numbers that the call sees.
     inputs = [_typed(call, middle + side * reach) for side in (-1, 0, 1)]
     values = [call.run([x]).double() for x in inputs]
     low, middle, high = (x.double().expand(values[0].shape) for x in inputs)
     left, right = middle - low, high - middle
     size = values[0].abs() + values[1].abs() + values[2].abs()
     size = size + float(slope.lipschitz()) * (low.abs() + middle.abs() + high.abs())
+    # Slopes of chords are means of φ′ over them, and the middles of both chords are (left + right)/2 apart. Both sides
+    # are multiplied by left·right, so that nothing is divided by short chords.
     bend = ((values[2] - values[1]) * left - (values[1] - values[0]) * right).abs()
     allowed = curvature * left * right * (left + right) / 2 * (1 + _SLACK)
     excess = bend - allowed - _noise(call, slope, size) * (left + right)
+    # Across a kink, φ′ may jump.
     looked_at = (left > 0) & (right > 0)
     for kink in slope.kinks:
         place = torch.as_tensor(kink() if callable(kink) else kink).to(middle)
@@ -92,6 +97,7 @@ def _check_monotone(call: Call, slope: Slope) -> None:
         x = scale * torch.randn(shape, generator=generator)
         share = torch.rand((shape[0], *(1,) * (len(shape) - 1)), generator=generator)  # some rows: few entries grow
         grows = torch.rand(shape, generator=generator) < share
+        # x ≤ more, entry by entry.
         x, more = _typed(call, x), _typed(call, x + grows * scale * torch.rand(shape, generator=generator))
         before, after = call.run([x]).double(), call.run([more]).double()
         fall = before - after
@@ -111,19 +117,23 @@ def _check_extremum(call: Call, sign: int) -> None:
     size, rows = prod(call.inputs[0].shape), min(_rows(call), 256)
     told = f"its rule says extremum={sign}"
     order = torch.stack([torch.randperm(size, generator=generator) for _ in range(rows)])  # no two entries are equal
+    # A permutation of −size//2, …: distinct integers, exact in float32, which tell from where a result was taken.
     x = _typed(call, (order - size // 2).reshape(rows, *call.inputs[0].shape))
     results = call.run([x]).double().reshape(rows, -1).cpu()
+    # (rows, results): a result of −2 among 6 entries is number 1 in order of size. What is not one of them is refused.
     places = (results + size // 2).clamp(0, size - 1).nan_to_num().long()
     if not torch.equal((places - size // 2).double(), results):
         wrong = results[(places - size // 2).double() != results]
         raise Refusal(f"{told}, but an entry of its result, {float(wrong[0]):.6g}, is no entry of its input")
     decides = order.argsort(1).gather(1, places)  # which entries of the input these are
+    # owner[e] is a result that entry e has decided, in any of the rows; −1 if it never has.
     owner = torch.full((size,), -1)
     results_of = torch.arange(results.shape[1]).expand_as(decides)
     owner[decides.flatten()] = results_of.flatten()
     if bool((owner[decides] != results_of).any()):
         entry = int(decides[owner[decides] != results_of][0])
         raise Refusal(f"{told}, but several entries of its result are decided by entry {entry} of its input")
+    # Whatever decides a result in one row belongs to its set, so that in no other row may it exceed that result.
     owned = (owner >= 0).nonzero().flatten()
     own = (order - size // 2).double()[:, owned]
     beyond = sign * (own - results[:, owner[owned]])
@@ -147,6 +157,7 @@ def _check_group(call: Call, slope: Slope) -> None:
     rows = max(_FEWEST, _rows(call) // len(_SCALES))
     for scale in _SCALES:
         x = scale * torch.randn(rows, *shape, generator=generator)
+        # One draw per group, for all its channels: 0 1 → 0 0 1 1 for pairs.
         kept = (torch.rand(rows, shape[0] // group, generator=generator) < 0.5).repeat_interleave(group, 1)
         mask = kept.reshape(rows, shape[0], *(1,) * (len(shape) - 1))
         other = torch.where(mask, x, scale * torch.randn(rows, *shape, generator=generator))

@@ -35,6 +35,7 @@ def is_users(call: Call) -> bool:
     """Whether an operation is a module with a rule, an operator of others, or one with a rule of the user's."""
     if call.module is not None or not is_torchs(call.node):
         return True
+    # A user's rule may have taken the place of ours for an operator of torch.
     rule = find_rule(operator_name(call.node.target))
     return not str(getattr(rule, "__module__", "")).startswith("lipcert.")
 
@@ -53,11 +54,13 @@ def _inputs(call: Call, rows: int) -> list[Tensor]:
 def check_users_linear(call: Call, op: LinearOp) -> None:
     """Refuse a linear rule that is wrong at some scale, or in what it says about rounding."""
     zero = torch.zeros(1, *call.inputs[0].shape, device=call.recorded.device, dtype=call.dtype)
+    # Rules give the linear part: what the call adds, a bias, is taken off.
     constant = call.run([zero])
     first, *others = _inputs(call, rows=2)
     for x in (first, *others):
         factor = x.abs().max() / first.abs().max()
         found, expected = op.apply(x), call.run([x]) - constant
+        # Homogeneity finds what only looks linear near zero, as tanh and clamp do.
         scaled = factor * op.apply(x / factor)
         size = float(expected.abs().max() + constant.abs().max() + found.abs().max())
         error = torch.maximum((found - expected).abs(), (found - scaled).abs())
@@ -75,6 +78,7 @@ def _check_rounding_facts(op: Function, x: Tensor) -> None:
             raise Refusal("its rule says nonnegative=True, but positive inputs give negative results")
     if op.terms < 0:
         return
+    # Aᵀe_k is row k of the matrix: its entries that are not zero are the products that entry k of the result sums.
     outputs = x.new_zeros(_PROBES, *op.out_shape)
     places = torch.linspace(0, outputs[0].numel() - 1, _PROBES).long()
     outputs.reshape(_PROBES, -1)[torch.arange(_PROBES), places] = 1.0
@@ -94,6 +98,7 @@ def check_users_slope(call: Call, slope: Slope) -> None:
     if not slope.elementwise:
         _search_steeper(call, slope)
         return
+    # Neighbours of the grid are the ends of secants, so that no interval between the first and the last is left out.
     points = _grid(call)
     check_secants(call, slope, points[:-1], points[1:], call.dtype)
     _check_ulps(call, slope)
@@ -111,6 +116,7 @@ def _grid(call: Call) -> Tensor:
     far = torch.logspace(-4, 6, count // 4, dtype=torch.float64)
     points = torch.cat([-far, even, far]).sort().values.reshape(-1, *(1,) * len(shape))
     generator = torch.Generator().manual_seed(31)
+    # Entries are looked at all at once. Different factors put the points of each between those of the others.
     own = 0.75 + 0.5 * torch.rand(shape, generator=generator, dtype=torch.float64)
     return (points * own).to(call.recorded.device, call.dtype)
 
@@ -122,6 +128,7 @@ def _search_steeper(call: Call, slope: Slope) -> None:
     sizes = torch.logspace(-3, 3, _SEARCHES).reshape(flat)
     x = (sizes * torch.randn(_SEARCHES, *shape, generator=generator)).to(call.recorded.device, call.dtype)
     stride = (_STRIDE * sizes).to(x)
+    # A power iteration with JᵀJ, in which a secant takes the place of Jv: v turns to where φ is steepest.
     v = torch.randn(_SEARCHES, *shape, generator=generator).to(x)
     low, high = (float(end) for end in slope.interval())
     slack = _SEARCH_SLACK * (high - low)  # of a map that is as steep as its rule says, whose parts are rounded
@@ -142,6 +149,7 @@ def _check_ulps(call: Call, slope: Slope) -> None:
     """Refuse a nonlinearity that is off by more units in the last place than its rule says."""
     if slope.ulps is None or call.module is None or call.dtype != torch.float32:
         return
+    # The same code in float64 stands for the exact function.
     exact = deepcopy(call.module).double()
     steepest = float(slope.lipschitz())
     for x in _inputs(call, rows=8):

@@ -60,6 +60,8 @@ class Proof:
 
     def upper(self, error: float) -> float:
         """A bound on the norm of the exact matrix, if products have this error."""
+        # Each row is a computed product with a unit vector, so off by at most `error` in norm; all rows together are
+        # off by √rows·error in the Frobenius norm, which bounds the spectral one.
         return round_up(self.norm + sqrt(self.rows) * error + UNDERFLOW, 4)
 
 
@@ -79,6 +81,7 @@ def bound_norms(
     """
     options = options or NormOptions()
     pairs = joined_pairs(network, last)
+    # Free memory and estimates may differ between processes. All have to do the same calls, so they follow one plan.
     plan = of_first(make_plan(network, pairs, last, options, guide))
     expected = forecast(network, plan, options, process_count())
     work = Work(f"norms ({expected})" if expected else "norms", plan.total / process_count(), progress)
@@ -99,12 +102,14 @@ def bound_norms(
         errors.know((j, i), bounds[j, i])
     if guide is not None:
         bounds |= _products(bounds, [pair for pair in pairs if pair not in bounds], guide, last)
+    # The union bound: each of the iterated norms may fail with its part of this probability (see `make_plan`).
     probability = options.failure_probability if ritz else 0.0
     return CertifiedNorms(bounds, lower, errors, probability, set(ritz))
 
 
 def _products(bounds: Mapping[Pair, float], pairs: Sequence[Pair], guide: Guide, last: int) -> dict[Pair, float]:
     """Bounds on norms that are left, as products of others."""
+    # Zero where no path leads, as B_ji is zero there; infinite where only a product can tell.
     norms = torch.zeros(last + 1, last + 1, dtype=torch.float64)
     for pair in pairs:
         norms[pair] = inf
@@ -118,15 +123,18 @@ def _prove(network: Network, plan: Plan, options: NormOptions, work: Work, kept:
     """Proved bounds on the computed matrices of small maps."""
     proofs = _found(plan.proved, kept, Proof.of_record)
     left = [pair for pair in plan.proved if pair not in proofs]
+    # Maps that share a side share the rows of the identity that travel from it: a side is not divided among processes.
     sides = gram.gram_plan(network, left)
     shares = {side: sum(plan.work[pair] for pair in members) for side, members in sides.items()}
     for side in own_share(shares):
         sizes = {pair: gram.memory_of(network, pair) for pair in sides[side]}
         for chunk in _chunks(sizes, options.memory):
             report = work.part(sum(plan.work[pair] for pair in chunk))
+            # The matrices take the memory; rows on their way get a quarter on top.
             matrices = gram.dense_rows(network, side, chunk, no_report, options.memory // 4)
             made = {}
             for done, pair in enumerate(chunk, start=1):
+                # Let go of each matrix before the next Gram matrix is formed.
                 rows = matrices.pop(pair)
                 made[pair] = Proof(gram.bound_spectral_norm(rows), rows.shape[0])
                 report(done / len(chunk))
@@ -139,7 +147,10 @@ def _iterate(
     network: Network, plan: Plan, options: NormOptions, work: Work, kept: KeptNorms | None
 ) -> dict[Pair, Ritz]:
     """Lanczos, as precise as each norm has to be; each has the same part of the failure probability."""
+    # The theorem needs starts that do not depend on the weights. Weights are fixed by now, and nobody could have known
+    # these numbers while choosing them. One seed for all: a start depends on it and its pair, not on the process.
     seed = of_first(secrets.randbits(62) if options.seed is None else options.seed)
+    # A kept bound counts if it is precise enough for the present goals and fails no more often.
     accepts = partial(Ritz.of_record, goals=plan.goals, probability=plan.probability)
     ritz = _found(list(plan.goals), kept, accepts)
     left = {pair: plan.work[pair] for pair in plan.goals if pair not in ritz}
@@ -187,6 +198,7 @@ def _chunks(sizes: Mapping[Pair, int], memory: int) -> list[list[Pair]]:
     groups: list[list[Pair]] = []
     room = 0
     for pair, size in sizes.items():
+        # A pair that is larger than the memory has a group of its own; the plan has refused what cannot fit at all.
         if not groups or size > room:
             groups.append([])
             room = memory

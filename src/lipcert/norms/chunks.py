@@ -29,10 +29,12 @@ class Chunk:
         """`size` is what its derivative takes, `memory` what it may take, in bytes."""
         self._size, self._memory = size, memory
         self.sweep = whole
+        # A sweep of its own calls only the operations on the paths of its pairs.
         if len(pairs) < len(whole.pairs):
             self.sweep = Sweep(whole.network, max(j for j, _ in pairs), only=set(pairs))
         self.rotation = Rotation(self.sweep)
         self._is_whole = self.sweep is whole
+        # If site 0 starts (1, 0), (2, 0), (3, 0) and the chunk has (1, 0), (3, 0), its rows of that tensor are 0 and 2.
         self._rows: dict[int, list[int]] = {}  # of the tensors of all pairs
         for i, own in self.sweep.starts.items():
             self._rows[i] = [whole.starts[i].index(pair) for pair in own]
@@ -42,6 +44,7 @@ class Chunk:
         own = vectors
         if not self._is_whole:
             own = {i: vectors[i][rows] for i, rows in self._rows.items()}
+        # `write` changes the tensors of all pairs in place; what autograd keeps for the derivative must be others.
         if iterations == 0:
             return {i: x.clone() for i, x in own.items()}
         return self.rotation.iterate(own, iterations, turn, accelerated)
@@ -57,6 +60,8 @@ class Chunk:
             )
         if self._is_whole:
             return estimate_norms(self.sweep, vectors)
+        # The graph of a chunk is dropped and built again when its turn comes in the backward pass, so that no two
+        # chunks are in memory at a time. Nothing in it is random.
         norms: Tensor = checkpoint(
             estimate_norms,
             self.sweep,
@@ -78,6 +83,8 @@ class Chunk:
 
 def _the_same_constants() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """Contexts of both passes through a chunk: each computes all constants that it needs, so that both do the same."""
+    # Constants that the first pass finds computed already would be missing among the tensors that it saves, and
+    # checkpoint would find that the second pass saves others.
     return constants_computed_once(), constants_computed_once()
 
 
@@ -86,6 +93,7 @@ def chunks(sweep: Sweep, memory: int) -> list[Chunk]:
     groups: list[list[Pair]] = []
     sizes: list[int] = []
     for pair, size in row_bytes(sweep.network, sweep.pairs).items():
+        # Pairs come by j, then i, so that those of a chunk end at neighbouring sites and share most of their paths.
         if not groups or sizes[-1] + size > memory:
             groups.append([])
             sizes.append(0)
@@ -99,6 +107,7 @@ def chunks(sweep: Sweep, memory: int) -> list[Chunk]:
 
 def row_bytes(network: Network, pairs: Sequence[Pair]) -> dict[Pair, int]:
     """Bytes that the derivative of ‖B_ji x‖ needs: the values of all nodes between the sites."""
+    # before[v + 1] − before[u] counts the entries of the nodes u, …, v.
     before = [0]  # entries of the nodes before each
     for node in network.nodes:
         before.append(before[-1] + prod(node.shape))

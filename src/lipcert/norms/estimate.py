@@ -20,6 +20,7 @@ Vectors = dict[int, Tensor]
 def random_vectors(sweep: Sweep, seed: int) -> Vectors:
     """Unit vectors in random directions, reproducible from the seed."""
     network = sweep.network
+    # On the processor, in float32: the same vectors whatever the device and the type of the network.
     generator = torch.Generator().manual_seed(seed)
     vectors = {}
     for i, pairs in sweep.starts.items():
@@ -33,6 +34,7 @@ def random_vectors(sweep: Sweep, seed: int) -> Vectors:
 @torch.no_grad()
 def power_step(sweep: Sweep, vectors: Vectors) -> Vectors:
     """x ← BᵀBx/‖BᵀBx‖ for all pairs of a sweep; rows that B maps to zero stay."""
+    # Bᵀ(Bx): one pass forwards and one backwards for all pairs together.
     images = sweep.adjoint(sweep.forward(vectors))
     moved = {}
     for i, image in images.items():
@@ -47,4 +49,5 @@ def estimate_norms(sweep: Sweep, vectors: Vectors) -> Tensor:
     ‖Bv‖ for fixed v is uᵀ(dB)v, which is the derivative of the norm.
     """
     images = sweep.forward(vectors)
+    # Within a site j, rows are by i: one site after the other, they are in the order of `sweep.pairs`.
     return torch.cat([row_norms(images[j]) for j in sorted(images)])

@@ -22,6 +22,7 @@ def passing_ratios(base: Network, lines: Mapping[int, Line]) -> dict[int, float]
     """ρ_k of the sites that all paths lead through, of a network before it is transformed; none that is learned."""
     ratios = {}
     for site in passed_sites(base):
+        # Numbers are the same for ever. Slopes that are learned change while these ratios are kept.
         centre, radius = lines[site]
         if isinstance(centre, float) and isinstance(radius, float) and radius > 0:
             ratios[site] = abs(centre) / radius
@@ -39,6 +40,8 @@ class FarPairs:
         self._through: dict[int, int] = {}
         self._ratios = ratios
         for j in range(span + 1, count):
+            # j − span ≤ k < j: the pair (j, k) is near, so its norm is estimated. The first such site makes the longest
+            # near map, and so the product of the fewest norms.
             between = [k for k in range(max(1, j - span), j) if k in ratios]
             if between:
                 self._through[j] = between[0]
@@ -59,7 +62,9 @@ class FarPairs:
             row = norms[j]
             if j in self._through:
                 k = self._through[j]
+                # Row k has been filled already: for i < j − span ≤ k its entries are norms or products of norms.
                 product = self._ratios[k] * norms[j, k] * rows[k]
+                # Not in place: autograd needs the matrix as it was.
                 row = torch.cat([product[: j - self._span], row[j - self._span :]])
             rows.append(row)
         return torch.stack(rows)

@@ -31,16 +31,20 @@ def bound_largest_eigenvalue(gram: np.ndarray) -> float:
     n = gram.shape[0]
     diagonal = gram.diagonal()
     trace = float(diagonal.clip(min=0).sum())
+    # Squares may vanish. The largest sum of a row's absolute values bounds all eigenvalues of a symmetric matrix.
     if trace == 0.0:
         return round_up(float(np.abs(gram).sum(axis=1).max()), n)
+    # The guess need not be right. One that is too small makes the factorisation fail, and θ grows until it does not.
     guess = float(gram[0, 0]) if n == 1 else _largest_eigenvalue(gram)
     margin = 1e-9
     while True:
         theta = guess * (1 + margin) + 1e-300
+        # θI − G. Only its lower triangle is read.
         shifted = -gram
         shifted[np.diag_indices(n)] += theta
         _, info = lapack.dpotrf(shifted, lower=1, overwrite_a=1)
         if info == 0:
+            # trace(θI − G) ≤ nθ + trace, to which Rump's constant belongs; the last term is the rounding of θ − G_ii.
             allowance = gamma(n + 2) / (1 - gamma(n + 2)) * (n * theta + trace) + 2 * np.finfo(float).eps * theta
             return round_up(theta + allowance, 8)
         margin *= 10
@@ -49,17 +53,21 @@ def bound_largest_eigenvalue(gram: np.ndarray) -> float:
 def _largest_eigenvalue(gram: np.ndarray) -> float:
     if gram.shape[0] <= 64:
         return float(np.linalg.eigvalsh(gram)[-1])
+    # From a fixed start, so that θ does not depend on chance.
     start = np.random.default_rng(0).standard_normal(gram.shape[0])
     return float(eigsh(gram, k=1, which="LA", v0=start, tol=1e-10, return_eigenvectors=False)[0])
 
 
 def bound_spectral_norm(rows: np.ndarray) -> float:
     """A proved upper bound on ‖R‖₂: λ_max(RRᵀ) ≤ λ_max(Ĝ) + γ_n·‖R‖_F² for the computed Gram matrix Ĝ."""
+    # An entry of RRᵀ sums n products.
     n = rows.shape[1]
     if not np.abs(rows).max(initial=0.0) < 1e150:  # also NaN
         return inf
+    # rows.T is the same memory in the order that BLAS wants: no copy. Only the lower triangle is made.
     gram = blas.dsyrk(1.0, rows.T, trans=1, lower=1)
     gram = gram + np.tril(gram, -1).T
+    # |Ĝ − RRᵀ| ≤ γ_n|R||R|ᵀ, whose norm is at most γ_n·‖R‖_F². The trace, ‖R‖_F², is itself rounded: hence twice.
     frobenius = float(gram.diagonal().sum())
     return round_up(sqrt(bound_largest_eigenvalue(gram) + 2 * gamma(n + 2) * frobenius), 8)
 
@@ -89,6 +97,7 @@ def memory_of(network: Network, pair: Pair) -> int:
 def proof_cost(network: Network, pair: Pair, path: float) -> float:
     """Multiplications of a proof: the matrix, by a path for each of its rows, its Gram matrix, its factors."""
     j, i = pair
+    # The matrix has the smaller side as rows, so that its Gram matrix is the smaller one of both.
     rows, columns = sorted((network.in_size(j), network.out_size(i)))
     return rows * path + rows**2 * columns / 2 + rows**3 / 3
 
@@ -112,6 +121,8 @@ def dense_rows(
     direction, site = side
     pulls = direction == "pull"
     start = network.sites[site].source if pulls else network.sites[site].output
+    # Pulled back, unit vectors at the input of site j give rows of B_ji; pushed on, those at the output of site i give
+    # columns, which are the rows of B_jiᵀ.
     shape = network.nodes[start].shape
     n = prod(shape)
     matrices = {}
@@ -121,12 +132,14 @@ def dense_rows(
     batch = max(1, min(n, min(memory, _BATCH_BYTES) // (8 * widest)))
     for first in range(0, n, batch):
         last = min(n, first + batch)
+        # Rows first … last − 1 of the identity, (last − first, *shape).
         identity = torch.zeros(last - first, n, dtype=torch.float64, device=network.device)
         identity[:, first:last].fill_diagonal_(1.0)
         identity = identity.reshape(last - first, *shape)
         images = network.pull(site, identity) if pulls else network.push(site, identity)
         for j, i in pairs:
             image = images[i] if pulls else images[j - 1]  # of the sites 0..n or 1..n+1
+            # Where no path leads, the matrix stays zero.
             if image is not None:
                 matrices[j, i][first:last] = image.reshape(last - first, -1).cpu().numpy()
         progress(last / n)

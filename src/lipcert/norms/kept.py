@@ -28,6 +28,7 @@ class KeptNorms:
         self._folder = folder
         self._own: dict[str, Record] = {}
         self._all: dict[str, Record] = {}
+        # Files of other processes, and of runs with more of them, too: a norm is the same whoever has bounded it.
         for file in sorted(folder.glob("norms-*.json")):
             self._all |= _read(file)
 
@@ -39,10 +40,12 @@ class KeptNorms:
         """Keep these, too. A folder that cannot be written is no failure, only slow after an interruption."""
         for pair, record in records.items():
             self._own[_key(pair)] = record
+        # JSON has as many digits as a float needs to be read back as it was: no bound becomes smaller in a file.
         kept = {**self._all, **self._own}
         content = {"records": kept, "sha256": _checksum(kept)}
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
+            # One file per process: two that write the same one would lose each other's records.
             with replace_file(self._folder / f"norms-{process_rank()}.json") as temporary:
                 temporary.write_text(json.dumps(content) + "\n")
         except OSError as error:

@@ -76,23 +76,30 @@ class Process:
         rounding, so that once is enough; twice if little is left.
         """
         step = len(self._alpha)
+        # In units of the largest entry of A b, the numbers of T are moderate whatever the weights are.
         if step == 0:
             self.unit = float(image.abs().max()) or 1.0
         w = image.reshape(-1) / self.unit
         known = self._basis[: step + 1]
+        # The three-term recurrence: A q_k = β_{k−1} q_{k−1} + α_k q_k + β_k q_{k+1}.
         self._alpha.append(float(known[step] @ w))
         w = w - self._alpha[-1] * known[step]
         if step > 0:
             w = w - self._beta[-1] * known[step - 1]
         before = float(torch.linalg.vector_norm(w))
+        # Rounding lets q_{k+1} drift towards eigenvectors that have converged, and their Ritz values would come up
+        # twice: ‖χ(A) b‖ = β_1⋯β_k holds for an orthonormal basis only.
         w = w - known.T @ (known @ w)
         norm = float(torch.linalg.vector_norm(w))
         if norm < 0.7 * before:
             w = w - known.T @ (known @ w)
             norm = float(torch.linalg.vector_norm(w))
+        # A larger β makes the bound β_1⋯β_k on ‖χ(A) b‖ larger, which is safe. One below the resolution would claim
+        # that the start has no part where rounding cannot see one.
         smallest = _RESOLUTION * max(*self._alpha, *self._beta, 0.0)
         self._beta.append(max(norm, smallest))
         self.exhausted = norm <= smallest
+        # As many orthonormal vectors as the space has dimensions.
         self.complete = step + 1 == self.vector.numel()
         if self.exhausted or step + 1 == len(self._basis):
             self.done = True
@@ -115,6 +122,7 @@ class Process:
 
     def ritz_values(self) -> Array:
         """θ_1 ≤ … ≤ θ_k, the eigenvalues of T, in units."""
+        # The last β leads out of the basis and is no entry of T.
         values: Array = eigh_tridiagonal(np.array(self._alpha), np.array(self._beta[:-1]), eigvals_only=True)
         return values
 
@@ -142,8 +150,11 @@ def run_lanczos(
         batch.advance(processes)
         for pair in batch.pairs:
             process = processes[pair]
+            # Chance is in the start alone, and one event, |⟨u, b⟩| ≤ τ, is all that can fail, after however many steps:
+            # to look at the bound and then stop does not make it less certain.
             if not process.done and process.steps % _LOOKS == 0 and enough(pair, process):
                 process.done = True
+        # A new schedule costs a little: pairs that are done travel along until they are more than a fifth.
         active = [pair for pair in batch.pairs if not processes[pair].done]
         if len(active) < _DROPPED * len(batch.pairs):  # those that are done no longer travel
             batch = _Batch(network, active)
@@ -152,7 +163,9 @@ def run_lanczos(
 
 
 def _random_vector(n: int, key: tuple[int, ...]) -> Tensor:
+    # A hash of the seed and the pair: starts of different pairs do not depend on each other.
     state = np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> np.uint64(1)
+    # Normally distributed entries have a direction that is uniform on the sphere, as the theorem asks.
     return torch.randn(n, generator=torch.Generator().manual_seed(int(state)), dtype=torch.float64)
 
 
@@ -173,6 +186,7 @@ class _Batch:
     def __init__(self, network: Network, pairs: Sequence[Pair]) -> None:
         self.pairs = pairs
         last = max((j for j, _ in pairs), default=0)
+        # BᵀB and BBᵀ have the same largest eigenvalue; the smaller one has shorter vectors, and a smaller √n.
         sides = _smaller_sides(network, pairs)
         self._from_start = Sweep(network, last, only={pair for pair in pairs if sides[pair][0]})
         self._from_end = Sweep(network, last, only={pair for pair in pairs if not sides[pair][0]})
@@ -198,5 +212,6 @@ def _advance(
     """Take in the rows of A q; a process that is done ignores its own."""
     for site, pairs in rows.items():
         for row, pair in enumerate(pairs):
+            # Rows are in the order of `pairs`, as `_vectors` has put them together.
             if not processes[pair].done:
                 processes[pair].advance(images[site][row])

@@ -55,6 +55,7 @@ def make_plan(network: Network, pairs: Sequence[Pair], last: int, options: NormO
     """Proofs for all norms if all are small enough; otherwise what costs less, as precise as the constants need."""
     costs = path_costs(network, pairs)
     proved, inflated = _divided(network, pairs, last, options, guide, costs)
+    # By the union bound all hold together if each fails with this part of the probability.
     probability = options.failure_probability / max(len(inflated), 1)
     goals, work, memory = {}, {}, 0
     for pair in proved:
@@ -63,6 +64,7 @@ def make_plan(network: Network, pairs: Sequence[Pair], last: int, options: NormO
     for pair, inflation in inflated.items():
         goals[pair] = Goal.of(network, pair, inflation, probability)
         steps = goals[pair].steps
+        # As if all steps were needed; most processes end before.
         work[pair] = lanczos.cost(steps, costs[pair], lanczos.order(network, pair))
         memory = max(memory, lanczos.memory(network, pair, steps))
     return Plan(proved, goals, probability, work, memory)
@@ -77,6 +79,7 @@ def _divided(
     costs: Mapping[Pair, float],
 ) -> tuple[list[Pair], dict[Pair, float]]:
     """The pairs to be proved, and the inflation of the others that have a bound of their own."""
+    # Small enough for a proof, which does not mean that a proof is cheaper.
     provable = set(gram.provable(network, pairs, options.dense_limit, options.memory))
     if guide is None:
         return sorted(provable), {pair: options.inflation for pair in pairs if pair not in provable}
@@ -85,6 +88,7 @@ def _divided(
     weights = weigh(guide, pairs, last, tolerance, options.memory)
     if everything:
         return list(weights), {}
+    # If one norm is randomised, so is the bound, and there is nothing to lose by iterating others that cost less so.
     proved, iterated = [], {}
     for pair in weights:
         usual = lanczos.cost(_USUAL_STEPS, costs[pair], lanczos.order(network, pair))
@@ -92,6 +96,7 @@ def _divided(
             proved.append(pair)
         else:
             iterated[pair] = costs[pair]
+    # Proved norms are not inflated, so that the iterated ones share all of it.
     return proved, inflations(weights, iterated, _SPENT * options.inflation)
 
 
@@ -114,6 +119,7 @@ def forecast(network: Network, plan: Plan, options: NormOptions, processes: int 
     if plan.memory <= options.memory and plan.total < _LITTLE_WORK:
         return None
     expected = Forecast(plan.total / _speed(network) / processes, max(plan.memory, options.memory))
+    # The forecast comes first: whoever is refused learns how long it would have taken, too.
     if plan.memory > options.memory:
         raise TooLargeError(
             f"a norm of this network takes {shown_bytes(plan.memory)}, and {shown_bytes(options.memory)} may be used "
@@ -128,6 +134,7 @@ def forecast(network: Network, plan: Plan, options: NormOptions, processes: int 
 def _speed(network: Network) -> float:
     """Multiplications per second, from a few rows that travel from the input to the output."""
     (work,) = path_costs(network, [(network.depth + 1, 0)]).values()
+    # The first round loads kernels and fills caches; the time of the second one counts.
     x = torch.ones(_ROWS, *network.input_shape, dtype=network.dtype, device=network.device)
     for some in (x[:1], x):
         began = perf_counter()

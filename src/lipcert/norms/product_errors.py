@@ -29,13 +29,17 @@ def magnitude_norm(op: LinearOp, like: Tensor) -> float:
     x = torch.ones(1, *op.in_shape, dtype=like.dtype, device=like.device)
     if not op.covered:
         return _dense_magnitude_norm(op, x)
+    # Every positive x gives a valid bound, so that the smallest of all rounds counts and convergence does not matter.
     smallest = inf
     for _ in range(_ITERATIONS):
         with torch.enable_grad():
             image = op.magnitude(x.requires_grad_())
+            # |A|ᵀ(|A|x): the derivative of ½‖|A|x‖².
             (product,) = torch.autograd.grad(image, x, image.detach())
         smallest = min(smallest, float((product / x.detach()).max()))
+        # Divided, so that nothing overflows; lifted, so that no entry is zero, for Collatz needs positive x.
         x = product / product.max().clamp(min=1e-300) + 1e-6
+    # Each entry of Bx is a sum over the result, of sums over the input: all that can be rounded.
     terms = 2 * (prod(op.in_shape) + prod(op.out_shape))
     return round_up(sqrt(smallest), terms) + UNDERFLOW
 
@@ -46,6 +50,7 @@ def _dense_magnitude_norm(op: LinearOp, like: Tensor) -> float:
         raise UnsupportedError([UnsupportedNode("a registered linear function", "Function", remedy)])
     with torch.no_grad():
         matrix = op.as_matrix(like).abs()
+    # ‖M‖₂² ≤ ‖M‖₁·‖M‖_∞: the largest sums of columns and of rows.
     return round_up(sqrt(float(matrix.sum(0).max()) * float(matrix.sum(1).max())), sum(matrix.shape))
 
 
@@ -84,6 +89,7 @@ class ProductErrors:
         other = self.copy()
         other.network = network
         last = network.depth + 1
+        # Norms of maps to the former output say nothing about those to the new one.
         other.known = {pair: norm for pair, norm in self.known.items() if pair[0] != last}
         other._leaving, other._arriving = _scaled_outputs(network, self._readers), _scaled_inputs(network)
         return other
@@ -95,17 +101,20 @@ class ProductErrors:
     def error(self, pair: Pair) -> float:
         """The bound for one pair: Σ over nodes of (norm into the node)·γ·(norm from the node on)."""
         j, i = pair
+        # Nodes are in topological order: all that lie on a path from site i to site j are in this range.
         between = range(self.network.sites[i].output, self.network.sites[j].source + 1)
         reach, reach_back = self._norms_from(i, between), self._norms_to(j, between)
         total = 0.0
         for v in between:
             onward = reach_back.get(v, 0.0)
+            # v errs by γ·Σ‖|A|‖‖v_u‖, per unit at site i; from there, its error travels on to site j.
             if onward > 0.0:
                 total += self._roundoff[v] * self._norm_into(v, reach) * onward
         return total * (1 + 1e-6)  # errors of errors, and the rounding of this sum
 
     def _node_roundoff(self, node: Node) -> float:
         """γ for what is summed at a node, in products with the map or its transpose."""
+        # In a product with the transpose, what several readers of a node send back is added up: hence the fan-out.
         terms = max((edge.op.accumulations for edge in node.edges), default=0)
         return gamma(terms + len(node.edges) + self._fan_out + 2)
 
@@ -118,13 +127,16 @@ class ProductErrors:
 
     def _norms_from(self, i: int, between: range) -> dict[int, float]:
         """Bounds on the norms of the maps from the output of site i to the nodes behind it."""
+        # The identity from site i to itself.
         reach = {between.start: 1.0}
         for v in between:
             if v not in reach:
                 norm = self._norm_into(v, reach)
+                # No path from site i leads here.
                 if norm == 0.0:
                     continue
                 reach[v] = norm
+            # Products of ‖|A|‖ grow fast with the number of layers; at sites, known norms take their place.
             for k, factor in self._arriving.get(v, []):
                 if (k, i) in self.known:
                     reach[v] = min(reach[v], self.known[k, i] * factor)
@@ -132,6 +144,7 @@ class ProductErrors:
 
     def _norms_to(self, j: int, between: range) -> dict[int, float]:
         """Bounds on the norms of the maps from the nodes before it to the input of site j."""
+        # The same from the end: back[v] is complete when v is reached, for all its readers come behind it.
         back = {between[-1]: 1.0}
         for v in reversed(between):
             if v not in back:
@@ -149,10 +162,12 @@ def _scaled_outputs(network: Network, readers: Counter[int]) -> dict[int, list[t
 
     So it is if the output of site k is only read by v, as a term S·φ_k with a diagonal S: then B_jk = M·S.
     """
+    # A node that is the input of a site is read there, too: maps to that site would not lead through v.
     ends = {site.source for site in network.sites}
     scaled = {site.output: [(k, 1.0)] for k, site in enumerate(network.sites[:-1])}
     for v, node in enumerate(network.nodes):
         for edge in node.edges:
+            # B_jk = M·S, so M = B_jk·S⁻¹, and ‖M‖ ≤ ‖B_jk‖·‖S⁻¹‖.
             if isinstance(edge.op, Scale) and readers[edge.source] == 1 and edge.source not in ends:
                 inverse = _inverse_norm(edge.op)
                 for k, factor in scaled.get(edge.source, []):
@@ -169,6 +184,7 @@ def _scaled_inputs(network: Network) -> dict[int, list[tuple[int, float]]]:
     for k, site in enumerate(network.sites[1:], start=1):
         v, factor = site.source, 1.0
         scaled.setdefault(v, []).append((k, factor))
+        # Step by step back through diagonals: B_ki = S·M, so ‖M‖ ≤ ‖S⁻¹‖·‖B_ki‖.
         while len(edges := network.nodes[v].edges) == 1 and isinstance(op := edges[0].op, Scale):
             v, factor = edges[0].source, round_up(factor * _inverse_norm(op))
             scaled.setdefault(v, []).append((k, factor))

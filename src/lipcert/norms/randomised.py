@@ -46,6 +46,7 @@ def failure_probability(n: int, steps: int, epsilon: float) -> float:
 
 def required_steps(n: int, epsilon: float, probability: float) -> int:
     """The smallest number of steps whose failure probability is at most `probability`."""
+    # 1.648·√n·exp(−√ε(2k − 1)) ≤ probability, solved for k.
     steps = ceil((log(1.648 * sqrt(n) / probability) / sqrt(epsilon) + 1) / 2)
     return max(1, min(n, steps))
 
@@ -65,6 +66,7 @@ class Goal:
     @classmethod
     def of(cls, network: Network, pair: Pair, inflation: float, probability: float) -> Goal:
         """Steps that reach an inflation with this failure probability, but no more than `MOST_STEPS`."""
+        # By theory; what is seen while iterating mostly ends before. See `Ritz.reaches`.
         steps = required_steps(order(network, pair), eigenvalue_gap(inflation), probability)
         return cls(inflation, min(steps, MOST_STEPS))
 
@@ -82,6 +84,7 @@ class Ritz:
     @classmethod
     def of_record(cls, pair: Pair, record: Record, goals: Mapping[Pair, Goal], probability: float) -> Ritz | None:
         """What was kept, if it is as precise and as certain as wanted."""
+        # Records of proofs are in the same files, and have other figures.
         if "steps" not in record or record["probability"] > probability:
             return None
         kept = cls(record["value"], record["bound"], int(record["steps"]), record["probability"])
@@ -99,6 +102,7 @@ class Ritz:
         if self.value == 0.0:
             return error + UNDERFLOW
         allowance = float(self.steps**2.5) * (2 * error / self.value) + 1e-12
+        # Also NaN. Beyond first order, the perturbation argument says nothing.
         if not allowance < 1:
             return inf
         return round_up(self.bound * (1 + allowance) + UNDERFLOW)
@@ -118,10 +122,12 @@ def largest_eigenvalue(process: Process, component: float) -> float:
         return 0.0
     if process.complete:  # T is A in another basis, whatever the start was
         return process.unit * top * (1 + _HIDDEN)
+    # log(β_1⋯β_k/τ): logarithms, for products of hundreds of β under- and overflow.
     allowed = process.log_residual() - log(component)
     # χ(x) ≥ (x − θ_k)^k, so the solution lies within exp(allowed/k) of θ_k.
     low, high = top, top + exp(allowed / process.steps)
     for _ in range(_BISECTIONS):
+        # log χ grows beyond θ_k, and `high` stays where it is at least what is allowed: never below the root.
         middle = (low + high) / 2
         if np.log(np.maximum(middle - values, _SMALLEST)).sum() < allowed:
             low = middle
@@ -138,7 +144,9 @@ def bound_by_lanczos(
     """Bounds that reach their goals, each of which fails with at most this probability."""
 
     def bounded(pair: Pair, process: Process) -> Ritz:
+        # τ such that √(2n/π)·τ is the probability.
         component = probability / sqrt(2 / pi * order(network, pair))
+        # Eigenvalues are those of BᵀB or BBᵀ: their roots are norms of B.
         bound = sqrt(largest_eigenvalue(process, component))
         return Ritz(sqrt(process.ritz()), bound, process.steps, probability)
 

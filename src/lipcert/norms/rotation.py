@@ -30,11 +30,13 @@ class Rotation:
         groups: dict[tuple[int, int, int], list[Pair]] = {}
         for j, i in sweep.pairs:
             stride = self._stride(j - i)
+            # (turn + i + j) % stride decides about a turn: pairs of equal stride and remainder move together.
             groups.setdefault((i, stride, (i + j) % stride), []).append((j, i))
             self.period = max(self.period, stride)
         self._groups = list(groups.values())
         self._phases = [sweep]
         if self.period > 1:
+            # One schedule for each remainder of the turn: strides are 1, 2 and 4, all of which divide the period.
             turns = [self._turn(turn, sweep.pairs) for turn in range(self.period)]
             self._phases = [Sweep(sweep.network, max(sweep.ends), only=turn) for turn in turns]
 
@@ -64,11 +66,13 @@ class Rotation:
             for i, pairs in phase.starts.items():
                 moving[i] = _select(vectors[i], self._starts[i], pairs)
             for i, moved in power_step(phase, moving).items():
+                # All rows as they were, then those that have moved, which count.
                 parts = [(self._starts[i], vectors[i]), (phase.starts[i], moved)]
                 vectors[i] = _merge(parts, self._starts[i])
         return vectors
 
     def _accelerated(self, vectors: Vectors, phases: Sequence[Sweep]) -> Vectors:
+        # A search keeps the last step of its vectors, which must move together: one search for each group.
         searches: dict[int, list[ConjugateGradients]] = {i: [] for i in self._starts}
         for group in self._groups:
             i = group[0][1]
@@ -76,6 +80,7 @@ class Rotation:
         for phase in phases:
             probes, active = {}, {}
             for i, pairs in phase.starts.items():
+                # A group moves as a whole or not at all: its first pair tells.
                 active[i] = [search for search in searches[i] if search.pairs[0] in pairs]
                 probes[i] = _merge([(search.pairs, search.probe()) for search in active[i]], pairs)
             for i, images in phase.adjoint(phase.forward(probes)).items():

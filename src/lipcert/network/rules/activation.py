@@ -96,9 +96,11 @@ def elu(call: Call, x: Any, alpha: float = 1.0, scale: float = 1.0, input_scale:
         return slopes.elu(float(alpha))
     if input_scale < 0:
         raise Refusal(f"with input_scale={input_scale} its slopes are unbounded; use a positive one")
+    # The slope is `scale` above zero, and scale·alpha·input_scale·exp(…) below, with exp between 0 and 1.
     ends = (0.0, float(scale), scale * alpha * input_scale)
     low, high = min(ends), max(ends)
     slack = _rounded_products(call) * max(-low, high)
+    # If no slope is negative, 0 is exact; other ends move outwards by what the rounding of their factors can cost.
     if low < 0:
         low -= slack
     curvature = abs(scale * alpha * input_scale * input_scale) * (1 + _rounded_products(call))
@@ -115,6 +117,7 @@ def celu(call: Call, x: Any, alpha: float = 1.0) -> Result:
     if alpha <= 0:
         raise Refusal(f"with alpha={alpha} its slopes are unbounded; use alpha > 0")
     _check_moderate(alpha=alpha)
+    # torch multiplies by 1/alpha and by alpha: for a power of two both are exact, and no slope exceeds 1.
     exact = frexp(alpha)[0] == 0.5  # else the product of alpha and its inverse is not 1
     slack = 0.0 if exact else _rounded_products(call)
     return replace(slopes.smooth((1 + 1e-15 + slack) / alpha, 0.0), beta=1 + slack)
@@ -129,9 +132,11 @@ def softplus(call: Call, x: Any, beta: float = 1.0, threshold: float = 20.0) -> 
     narrow = call.recorded.dtype
     if threshold > 0.99 * log(torch.finfo(narrow).max):
         raise Refusal(f"exp overflows in {narrow} below threshold={threshold}; use nn.Softplus(threshold=40)")
+    # A model without tensors runs in the type of its input: there, the jump has to drown in float64, too.
     dtype = torch.float64
     if call.typed:
         dtype = call.recorded.dtype
+    # The jump is at most e^−threshold/beta. It drowns if it is below the rounding of the result, u·threshold/beta.
     if threshold <= 0 or exp(-threshold) > threshold * UNIT_ROUNDOFF.get(dtype, 1.0):
         raise Refusal(
             f"threshold={threshold} makes a jump in {dtype} where torch switches to the identity; "
@@ -150,6 +155,7 @@ def gelu(call: Call, x: Any, *, approximate: str = "none") -> Result:
 @rule_for("threshold")
 def threshold(call: Call, x: Any, limit: float, value: float) -> Result:
     """x above the limit, a fixed value below it."""
+    # Only with the fixed value at the limit itself are both branches joined.
     if limit != value:
         raise Refusal(f"it jumps from {value:g} to {limit:g}, so no constant bounds its slope; use ReLU")
     return slopes.clipping(float(limit))

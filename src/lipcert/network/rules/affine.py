@@ -40,6 +40,7 @@ def linear(call: Call, x: Any, weight: Any, bias: Any = None) -> Result:
     _constant_bias(bias)
     read = _constant(weight)
     shape = _row_shape(x)
+    # A single row of weights drops the last axis, which `Dense` does not.
     if read().dim() != 2:
         return call.product(terms=shape[-1])
     return Dense(read, shape, call.out_shape)
@@ -51,6 +52,7 @@ def matmul(call: Call, a: Any, b: Any) -> Result:
         return _product_of_matrices(call, a, b)
     shape = call.input.shape
     if isinstance(a, Input):
+        # x @ b is y = bᵀx along the last axis.
         if b().dim() == 2:
             return Dense(lambda: b().T, shape, call.out_shape)
         return call.product(terms=shape[-1])
@@ -86,6 +88,7 @@ def tensordot(call: Call, a: Any, b: Any, dims_a: Any, dims_b: Any) -> Result:
 def einsum(call: Call, equation: str, tensors: Any, path: Any = None) -> Result:
     if len(call.inputs) != 1:
         raise Refusal("a product of two tensors that depend on the input is not linear; use a constant")
+    # For 'bi,oi->bo' with x first: the operand is 'bi', its batch axis b, and i, which is not in the result, is summed.
     left, arrow, result = equation.replace(" ", "").partition("->")
     operands = left.split(",")
     operand = operands[tensors.index(call.input)]
@@ -97,6 +100,7 @@ def einsum(call: Call, equation: str, tensors: Any, path: Any = None) -> Result:
         if isinstance(tensor, Constant):
             shape = tuple(tensor().shape)
         sizes.update(zip(letters, shape, strict=True))
+    # What is left are the letters that are summed over: the product of their sizes counts the products of an entry.
     for letter in result:
         del sizes[letter]
     if len(tensors) > 2:  # what is multiplied first may under- or overflow, so that rounding errors are unknown
@@ -135,6 +139,7 @@ def convolution(call: Call, x: Any, weight: Any, bias: Any = None, *args: Any, *
         padding = 0
     if padding != "same":
         return Convolution(read, shape, call.out_shape, stride, per_axis(padding, axes), dilation, groups)
+    # "same" adds d(k − 1) zeros along each axis; if that is odd, one more on the right than on the left.
     before, sides, padded = [], [], [shape[0]]
     for side, kernel, step in zip(shape[1:], read().shape[2:], dilation, strict=True):
         total = step * (kernel - 1)
@@ -170,6 +175,7 @@ def batch_norm(call: Call, x: Any, weight: Any, bias: Any, *args: Any) -> Result
         )
     shape = _row_shape(x)
     read_mean, read_variance = _constant(mean, "mean"), _constant(variance, "variance")
+    # A sum below the smallest normal number may be taken for zero, whose inverse root is infinite.
     smallest = read_variance() + eps
     if bool(((read_variance() < 0) | (smallest < torch.finfo(torch.float32).tiny)).any()):  # NaN is refused by its name
         raise Refusal("its running variance is negative, or too small; restore the last good statistics, or raise eps")
@@ -183,6 +189,7 @@ def batch_norm(call: Call, x: Any, weight: Any, bias: Any, *args: Any) -> Result
             factor = factor * weight()
         return factor
 
+    # |mean·scale| and |bias| apart: they may cancel, and what is rounded is what they were before.
     def offset() -> Tensor:
         added = (read_mean() * scale()).abs()
         if bias is not None:

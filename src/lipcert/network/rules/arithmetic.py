@@ -51,6 +51,7 @@ def product_of_inputs(call: Call, a: Input, b: Input, terms: int = 0) -> Result:
 def divide(call: Call, a: Any, b: Any, *, rounding_mode: str | None = None) -> Result:
     if rounding_mode is not None or not isinstance(a, Input):
         raise Refusal("only division by a constant without rounding is supported")
+    # Equal `Input`s are the same node: x/x is 1, but 0/0 at zero.
     if a == b:
         raise Refusal("a quotient of a tensor and itself is not continuous at zero; leave it out")
     if isinstance(b, Input):
@@ -74,6 +75,7 @@ def add_product(call: Call, x: Any, a: Any, b: Any, *, value: float = 1) -> Resu
     if isinstance(b, Input):
         a, b = b, a
     if not isinstance(a, Input):
+        # The product is a constant, which does not matter to slopes.
         return _sum(call, (x, 1.0))
     other = _factor(b)
 
@@ -141,6 +143,7 @@ def _one_row(call: Call, factor: Live) -> Live:
     shape = factor().shape
     if len(shape) <= len(call.out_shape):
         return factor
+    # Rows would be multiplied by different factors: then a row's result depends on its place in the batch.
     if shape[0] != 1:
         raise Refusal("the constant factor has its own batch axis")
     return lambda: factor().squeeze(0)

@@ -135,6 +135,7 @@ class Call:
     def axis(self, dim: int, of: Shape | None = None) -> int:
         """The axis of a row that the dimension `dim` of a tensor is; refuses the batch axis."""
         shape = self.input.shape if of is None else of
+        # A tensor has the batch axis in front of the axes of a row: its dim 1 is axis 0, its dim −1 the last axis.
         axis = dim % (len(shape) + 1) - 1
         if axis < 0:
             raise Refusal("it works along the batch axis, so each row of its result depends on the whole batch")
@@ -221,6 +222,7 @@ class Call:
 
     def run(self, inputs: Sequence[Tensor], change: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """The call itself for batches in place of its inputs; `change` is done to its floating-point constants."""
+        # tree_map visits values in the order of tree_leaves, so that inputs take their places in the order of `inputs`.
         remaining = iter(inputs)
         rows = len(inputs[0]) if inputs else 1
 

@@ -31,6 +31,7 @@ def extremum(call: Call, a: Any, b: Any = None, *args: Any) -> Result:
     """Of two tensors, or along an axis."""
     if not isinstance(b, Input | Constant):
         return extremum_along_axes(call)
+    # max(x, c) is c up to c and x from there on; min the other way round: a clamp with one limit.
     if isinstance(a, Constant):
         return slopes.clipping(a.read)
     if isinstance(b, Constant):
@@ -46,6 +47,7 @@ def extremum_along_axes(call: Call, *args: Any) -> Result:
     """The largest or smallest entries along axes: of entries that no two results share."""
     check_values(call)
     call.axes()
+    # |max a − max b| ≤ ‖a − b‖ over each set, and as no two sets share an entry, squares add up to at most ‖a − b‖².
     sign = -1 if "min" in call.operator else 1
     return slopes.lipschitz_map(1.0, monotone=True, extremum=sign)
 
@@ -57,6 +59,7 @@ def sort(call: Call, *args: Any, **kwargs: Any) -> Result:
     (axis,) = call.axes()
     if call.argument("sorted") is False:
         raise Refusal("without sorted=True the order of its entries is not defined")
+    # Where means may pass linearly, (mean ∓ |difference|/2) is tighter than a map of which only its constant is known.
     if (call.local or call.apart) and call.operator == "sort" and call.input.shape[axis] == 2:
         return SortedPair(axis, bool(call.argument("descending")))
     return slopes.along_axis(slopes.lipschitz_map(1.0, monotone=True), axis)

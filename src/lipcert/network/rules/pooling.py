@@ -29,11 +29,13 @@ class Gather(LinearOp):
     terms = 0
 
     def _apply(self, x: Tensor) -> Tensor:
+        # For nearest upsampling of (a, b) to four entries, source is 0 0 1 1.
         chosen = x.reshape(x.shape[0], -1).index_select(1, self.source.to(x.device))
         return chosen.reshape(x.shape[0], *self.out_shape)
 
     def _adjoint(self, y: Tensor) -> Tensor:
         x = y.new_zeros(y.shape[0], prod(self.in_shape))
+        # Copies of an entry come back as their sum.
         x = x.index_add(1, self.source.to(y.device), y.reshape(y.shape[0], -1))
         return x.reshape(y.shape[0], *self.in_shape)
 
@@ -60,6 +62,7 @@ def max_pool(call: Call, x: Any, kernel: Any, *args: Any, **kwargs: Any) -> Resu
     stride = call.argument("stride") or kernel
     padding, dilation, ceil_mode = (call.argument(name) for name in ("padding", "dilation", "ceil_mode"))
     options = [per_axis(option, rank) for option in (kernel, stride, padding, dilation)]
+    # Windows are products of sets along the axes, so that the numbers of windows around an entry multiply.
     overlap = 1
     for (side, _), k, s, p, d in zip(_sides(call), *options, strict=True):
         overlap *= _most_windows(F.max_pool1d(_entries(side), k, s, p, d, ceil_mode))
@@ -77,6 +80,7 @@ def adaptive_max_pool(call: Call, x: Any, size: Any) -> Result:
 
 def _entries(side: int) -> Tensor:
     """Every unit vector, as a batch of one channel."""
+    # Entry k of row k is 1: the windows whose maximum is 1 are those that contain it. (side, 1, side).
     return torch.eye(side, dtype=torch.float64)[:, None]
 
 
@@ -95,6 +99,7 @@ def average_pool(call: Call, x: Any, kernel: Any, *args: Any, **kwargs: Any) -> 
 
 @rule_for("adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d")
 def adaptive_average(call: Call, x: Any, size: Any) -> Result:
+    # From ⌊i·n/m⌋ to ⌈(i + 1)·n/m⌉: no window is longer than ⌊n/m⌋ + 2.
     window = prod(side // pooled + 2 for side, pooled in _sides(call))
     return call.linear(terms=window + 1, nonnegative=True)
 
@@ -106,6 +111,7 @@ def adaptive_average(call: Call, x: Any, size: Any) -> Result:
 def upsample_nearest(call: Call, *args: Any) -> Result:
     """Copies of pixels. Which ones depends on the type in which positions are computed: that of the model."""
     shape = call.input.shape
+    # Every pixel is its own number; what arrives in the result are the numbers of its sources.
     numbers = torch.arange(prod(shape)).reshape(1, *shape)
     source = torch.zeros(1, *call.out_shape, dtype=torch.long)
     for factor in (1, 1 << 11, 1 << 22):  # digits to the base 2048, which every type holds exactly

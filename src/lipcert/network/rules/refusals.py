@@ -74,6 +74,7 @@ def layer_norm(
     call: Call, x: Any, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, *args: Any
 ) -> Result:
     """Bounded over balls only."""
+    # A box is needed: over all inputs, the slope is only bounded by 1/√eps.
     if not call.local or not isinstance(x, Input) or len(shape) > len(x.shape) or eps <= 0:
         raise Refusal(_STATISTIC)
     if isinstance(weight, Input) or isinstance(bias, Input):

@@ -99,8 +99,10 @@ def find_rule(name: str) -> Rule | None:
 def find_module_rule(module: nn.Module, view: str) -> Rule | None:
     """The rule for a module; a subclass uses its parent's only while it keeps the parent's `forward`."""
     rules = MODULE_RULES.get(view, {})
+    # A forward on the instance is other code than the one that the rule is about.
     if "forward" in vars(module):
         return None
+    # Nearest class first: a rule for a subclass goes before that for its parent.
     for parent in type(module).__mro__:
         if parent in rules:
             if type(module).forward is not getattr(parent, "forward", None):

@@ -55,6 +55,7 @@ def is_whole_slice(start: Any = None, end: Any = None, step: Any = None) -> bool
 
 @rule_for("slice")
 def slices(call: Call, x: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Result:
+    # Dimension 0 is the batch. Slices that leave out rows change the recorded shape, too, which is checked.
     if dim % (len(call.input.shape) + 1) != 0:
         return call.move()
     if not is_whole_slice(start, end, step) and not isinstance(end, BatchSize):
@@ -73,6 +74,7 @@ def gather(call: Call, x: Any, dim: int, index: Any, *args: Any, **kwargs: Any) 
     if not isinstance(index, Constant):
         raise Refusal(_POSITIONS)
     call.axis(dim)
+    # One row of a constant with a batch axis is read; positions of several rows would be different in each.
     if len(index()) != 1:
         raise Refusal("its positions have a batch axis of their own; expand them from one row")
     return call.move()
@@ -82,6 +84,7 @@ def gather(call: Call, x: Any, dim: int, index: Any, *args: Any, **kwargs: Any) 
 def index(call: Call, x: Any, indices: Any) -> Result:
     if call.inputs != [x]:
         raise Refusal(_POSITIONS)
+    # The first place is that of the batch axis: x[:, [0, 2]] has None there.
     if not indices or indices[0] is not None:
         raise Refusal("it picks rows of the batch")
     for positions in indices:
@@ -97,6 +100,7 @@ def index(call: Call, x: Any, indices: Any) -> Result:
 )
 def move_entries(call: Call, *args: Any, **kwargs: Any) -> Result:
     """The batch axis may not move, which the shape of the result shows; numbers written beside do not matter."""
+    # A padding with ones is affine. Its linear part pads with zeros.
     if call.argument("value"):
         return call.move_beside_numbers()
     return call.move()
@@ -112,6 +116,7 @@ def expand(call: Call, x: Any, *args: Any, **kwargs: Any) -> Result:
 @rule_for("sum mean")
 def reduce(call: Call, *args: Any, **kwargs: Any) -> Result:
     call.axes()
+    # Each result sums as many entries, and a mean divides once more.
     entries = prod(call.input.shape) // max(prod(call.out_shape), 1)
     return call.linear(terms=entries + 1, nonnegative=True)
 

@@ -29,6 +29,7 @@ class Embed(LinearOp):
 
     def _apply(self, x: Tensor) -> Tensor:
         after = self.out_shape[self.axis] - self.offset - self.in_shape[self.axis]
+        # F.pad takes pairs from the last axis on: nothing for the axes behind, then zeros before and after the block.
         trailing = len(self.in_shape) - 1 - self.axis
         return F.pad(x, (0, 0) * trailing + (self.offset, after))
 
@@ -43,6 +44,7 @@ class Embed(LinearOp):
 def concatenate(call: Call, tensors: Any, dim: int = 0) -> Result:
     axis = call.axis(dim, of=call.out_shape)
     terms: list[tuple[Input, list[LinearOp]]] = []
+    # cat of 3 channels, a constant of 1 and 2 channels: inputs are embedded at 0 and 4, and constants only take room.
     offset = 0
     for tensor in tensors:
         if isinstance(tensor, Input):
@@ -96,6 +98,7 @@ def index_put(call: Call, x: Any, indices: Any, values: Any, accumulate: bool = 
 def masked_fill(call: Call, x: Any, mask: Any, value: Any) -> Result:
     if isinstance(mask, Input) or isinstance(value, Input):
         raise Refusal("its mask or its value depends on the network's input; use a constant mask")
+    # `each` runs the call with zeros for constants, which leaves the linear part.
     if isinstance(value, Constant):
         return call.each()
 
