@@ -50,6 +50,7 @@ class Certificates(Shown):
 
     def certified_accuracy(self, epsilon: float) -> float:
         """Share of inputs that are classified correctly and certified at radius ε."""
+        # torch has no mean of truth values; as float64 they are counted exactly, however many there are.
         return float((self.correct & (self.radius >= epsilon)).double().mean())
 
     def certified_accuracies(self, epsilons: Iterable[float]) -> list[float]:
@@ -58,6 +59,7 @@ class Certificates(Shown):
 
     def __repr__(self) -> str:
         accuracy = f", clean accuracy {self.clean_accuracy:.2%}" if self.label is not None and len(self) else ""
+        # median of an empty tensor is an error of torch.
         median = float(self.radius.median()) if len(self) else float("nan")
         return f"Certificates({len(self)} inputs, median radius {median:.4g}{accuracy}, {self.guarantee})"
 
