@@ -63,7 +63,6 @@ def train(
     config = given.configured(config)
     if run_dir is not None:
         check_unused(Path(run_dir))
-    # Raises now if TensorBoard is missing, not after the first epoch.
     if config.tensorboard:
         summary_writer()
     with _fabric(config) as fabric:
