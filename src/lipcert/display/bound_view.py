@@ -22,7 +22,9 @@ def bound_table(bound: Bound) -> TextTable:
     """One row per site."""
     title = f"Lipschitz bound {bound.mean:.6g} ({bound.target})"
     if bound.value.dim():
+        # "(pairwise)" becomes "(pairwise, mean of 10 × 10)".
         title = f"{title[:-1]}, mean of {' × '.join(map(str, bound.value.shape))})"
+    # A constant network has the bound 0 and no shares.
     whole = bound.mean or 1.0
     rows = []
     for site, reached, share in zip(bound.facts.sites, _from_input(bound), bound.shares.tolist(), strict=True):

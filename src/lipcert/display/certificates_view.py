@@ -43,6 +43,7 @@ def _quantiles(radius: Tensor) -> list[str]:
         return [NOTHING] * len(_QUANTILES)
     ordered = radius.sort().values
     last = len(ordered) - 1
+    # Never interpolated: what the table shows is a radius that some input has.
     return [f"{ordered[int(share * last)]:.4g}" for share in _QUANTILES.values()]
 
 
