@@ -23,9 +23,11 @@ from lipcert.processes import is_first_process, sharing_work
 
 ALL = "all"
 """The method that stands for all of them, with the sampled slopes as the floor."""
+# What takes seconds: methods that fit or solve something are asked for by name.
 QUICK = ("naive", "liplt")
 
 
+# typer reads names, defaults and help of the options from this signature, and --help from the docstring.
 def bound(
     model: Model,
     weights: Weights = None,

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from lipcert.runs import Summary
 
 
+# The other processes of `torchrun` help with the norms and the inputs, then leave; the first one attacks and writes.
 def certify(
     model: Model,
     data: Annotated[str | None, DATA_OPTION] = None,
@@ -117,6 +118,7 @@ def _table(summary: Summary, out: Path) -> TextTable:
         if entry.local is not None:
             accuracies.append(f"{entry.local:.2%}")
         radii = [f"{summary.mean_radius:.4f}", f"{summary.median_radius:.4f}"]
+        # Mean and median do not depend on ε; they stand in every row so that rows can be read alone.
         rows.append([f"{entry.epsilon:g}", *accuracies, *radii])
     locally = [f"certified locally ({summary.local_norm})"] if summary.local_norm else []
     return TextTable(
