@@ -82,7 +82,7 @@ def _descend(estimator: Estimator, parameters: Sequence[nn.Parameter], options: 
     for step in range(options.steps):
         # Of the logarithm: the learning rate then means the same for constants of 10 and of 10⁵.
         value = _objective(estimator, options.iterations, options.pair).log()
-        # Asked for by name: backward() would also leave gradients in the weights of the model.
+        # Of these parameters only: backward() would also leave gradients in the weights of the model.
         gradients = torch.autograd.grad(value, parameters, allow_unused=True)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient

@@ -58,7 +58,6 @@ class Form:
     @cached_property
     def matrix(self) -> Tensor:
         """N, (n+2) × (n+2), with zeros where norms are not known."""
-        # keys() and values() of a dictionary have one order, so each pair (j, i) meets its norm.
         values = torch.tensor(list(self.norms.bounds.values()), dtype=torch.float64)
         return norm_matrix(list(self.norms.bounds), values, self.network.depth + 2)
 

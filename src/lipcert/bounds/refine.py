@@ -113,7 +113,7 @@ class RefinedForm(Form):
         weighted = [sqrt(m[k] / (self.norms.bounds[i, k] + UNDERFLOW)) * b for k, b in maps.items()]
         whole = np.concatenate(weighted, axis=1)
         if whole.shape[1] > whole.shape[0]:
-            # ‖DW‖ depends on WWᵀ alone, and so a triangular factor does.
+            # ‖DW‖ depends on WWᵀ alone, which is that of the triangular factor.
             whole = np.asarray(np.linalg.qr(whole.T, mode="r")).T
         multiplier = self.multiplier
         if multiplier is None:

@@ -59,7 +59,6 @@ class Certificates(Shown):
 
     def __repr__(self) -> str:
         accuracy = f", clean accuracy {self.clean_accuracy:.2%}" if self.label is not None and len(self) else ""
-        # median of an empty tensor is an error of torch.
         median = float(self.radius.median()) if len(self) else float("nan")
         return f"Certificates({len(self)} inputs, median radius {median:.4g}{accuracy}, {self.guarantee})"
 

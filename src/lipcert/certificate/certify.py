@@ -156,7 +156,7 @@ def certified_radius(margins: Tensor, errors: Tensor, constants: Tensor, predict
     The differences of logits are exact to 2^-53 of the logits, which the rounding-down of the result does not cover:
     the errors do, because they contain a rounding of the logits themselves.
     """
-    # A negative slack would make the smallest ratio that of a large constant; at 0 nothing is certified.
+    # Where errors may exceed the margin nothing is certified: the radius is 0, not negative.
     slack = (margins - errors).clamp(min=0)
     # L_yi = 0 if two logits differ by a constant: the ratio is then huge or infinite, and `reach` limits the radius.
     ratios = torch.where(slack > 0, slack / torch.maximum(constants, _TINY), 0.0)

@@ -123,7 +123,7 @@ def check_arithmetic(dtype: torch.dtype, device: torch.device) -> None:
 
 def _is_plain_convolution() -> bool:
     """Whether float32 convolutions on the CPU are sums of products: NNPACK's are not, and step in without oneDNN."""
-    # oneDNN is asked first by torch, and takes the direct algorithm unless told otherwise.
+    # torch asks oneDNN first, and for the direct algorithm.
     if torch._C._has_mkldnn and torch._C._get_mkldnn_enabled():
         return True
     return not torch._C._get_nnpack_enabled()

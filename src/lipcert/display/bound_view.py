@@ -58,4 +58,5 @@ def bound_frame(bound: Bound) -> pandas.DataFrame:
 
 def _from_input(bound: Bound) -> list[float]:
     """Constants of the maps from the input to each of the sites 0..n."""
+    # `prefix` begins with site 1; the map from the input to itself has the constant 1.
     return [1.0, *bound.prefix.tolist()]

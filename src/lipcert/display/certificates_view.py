@@ -28,6 +28,7 @@ def certificates_table(certificates: Certificates) -> TextTable:
     if certificates.label is not None:
         correct = certificates.correct
         groups |= {"correct": radius[correct], "wrong": radius[~correct]}
+        # The mean over no inputs is NaN.
         if len(certificates):
             caption = f"clean accuracy {certificates.clean_accuracy:.2%}; {caption}"
     rows = []

@@ -153,6 +153,7 @@ def heat_map(values: NDArray[np.float64], names: Sequence[str], title: str = "")
                     # viridis is light at its upper end.
                     tone = "black" if shown[a, b] > middle else "white"
                     axes.text(b, a, f"{shown[a, b]:.3g}", ha="center", va="center", fontsize=7, color=tone)
+    # More names than that overlap.
     if count <= 40:
         axes.set_xticks(range(count), names, rotation=90 if max(map(len, names)) > 2 else 0)
         axes.set_yticks(range(count), names)

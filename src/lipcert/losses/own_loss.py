@@ -82,6 +82,7 @@ class OwnLoss(TrainingLoss):
 
 def _made(kind: type[TrainingLoss], name: str, options: Mapping[str, Any]) -> TrainingLoss:
     """A loss of a class of the user."""
+    # Literal["mine"] takes this one name; a plain str takes that of the class.
     types = get_args(kind.model_fields["type"].annotation) or (name,)
     try:
         return kind(**{"type": types[0], **options})

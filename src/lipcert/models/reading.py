@@ -123,6 +123,7 @@ def stored_range(weights: str | Path | None) -> tuple[float, float]:
     if weights is None:
         return (0.0, 1.0)
     metadata, _ = read_weights(Path(weights))
+    # A state dict of torch has no metadata: pixels as they are.
     low, high = map(float, metadata.get("input_range", "0,1").split(","))
     return low, high
 

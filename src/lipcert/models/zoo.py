@@ -37,6 +37,7 @@ class InputRange(nn.Module):
         self.low, self.high = low, high
 
     def forward(self, x: Tensor) -> Tensor:
+        # A layer of the model: its factor is part of the constants, so that radii stay in pixels.
         return x * (self.high - self.low) + self.low
 
     def extra_repr(self) -> str:

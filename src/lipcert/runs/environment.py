@@ -46,6 +46,7 @@ def _versions() -> dict[str, str]:
 def _processor() -> str:
     """The name of the processor, as the system knows it."""
     try:
+        # platform.processor() is empty on many Linux systems.
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:  # not Linux
         lines = []

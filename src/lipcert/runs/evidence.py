@@ -103,6 +103,7 @@ def write_constants(loaded: LoadedModel, bound: Bound, folder: Path, progress: P
         stored = json.loads(path.read_text())
         if {name: stored[name] for name in identity} == identity:
             return
+    # Missing, damaged or of an earlier version: computed anew.
     except (OSError, ValueError, KeyError):
         pass
     target = find_target("pairwise")

@@ -43,6 +43,7 @@ def pretrained(name: str) -> Pretrained:
     """
     folder = pretrained_folder(name)
     summary = read_summary(folder)
+    # The figures of the summary are of this arithmetic.
     loaded = load_trained(folder / MODEL).executed_in(summary.execution)
     return Pretrained(name, loaded, summary)
 
