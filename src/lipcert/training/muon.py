@@ -49,8 +49,8 @@ class KernelMuon(Optimizer):
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(kernel)
         average, momentum = state["momentum_buffer"], group["momentum"]
-        # Nesterov: the gradient as if the momentum had moved on once more.
         average.mul_(momentum).add_(kernel.grad)
+        # Nesterov: the gradient as if the momentum had moved on once more.
         ahead = kernel.grad + momentum * average
         direction = orthogonalised(ahead.reshape(len(kernel), -1))
         rows, columns = direction.shape
