@@ -69,11 +69,13 @@ def pgd(
     check_choice("step", step, ("relative", "paper"))
     if steps < 1 or restarts < 1 or epsilon <= 0:
         raise OptionError("PGD needs epsilon > 0, steps ≥ 1 and restarts ≥ 1")
+    # From the input itself every restart would be the same.
     if step == "paper":
         attack = L2PGD(abs_stepsize=PAPER_STEP, steps=steps, random_start=False)
         return _run(attack, epsilon, model, x, classes, pixels, Attacked.nothing(x))
     best = Attacked.nothing(x)
     for restart in range(restarts):
+        # At least 2ε/steps: few steps have to be able to cross the ball. Restarts begin at random points.
         attack = L2PGD(rel_stepsize=max(0.1, 2.0 / steps), steps=steps, random_start=restart > 0)
         best = _run(attack, epsilon, model, x, classes, pixels, best)
     return best
@@ -102,6 +104,7 @@ class _Tempered(nn.Module):
         self.model = model
         with torch.no_grad():
             logits = model(x)
+            # Of one logit both columns are the same, and the margin 0.
             margins = logits.topk(min(2, logits.shape[1]), dim=1).values
             margin = float((margins[:, 0] - margins[:, -1]).median())
         self.scale = 1.0
@@ -127,6 +130,7 @@ def _run(
 
     if model.training:
         raise TrainingModeError("the model is in training mode; call model.eval() before attacking it")
+    # Restarts go on with the inputs that are left; places of x from here on.
     left = (~best.success).nonzero().flatten()
     if len(left) == 0:
         return best
@@ -135,7 +139,9 @@ def _run(
     _, clipped, _ = attack(attacked_model, x[left], classes[left], epsilons=epsilon)
     candidate: Tensor = clipped.detach()
     with torch.no_grad():
+        # Not foolbox's own judgement, which is of tempered logits: dividing may merge two that nearly tie.
         changed = model(candidate).argmax(1) != classes[left]
+    # In float64, to be compared with radii in float64.
     distance = torch.linalg.vector_norm((candidate.double() - x[left].double()).flatten(1), dim=1)
     adversarial, distances = best.adversarial.clone(), best.distance.clone()
     adversarial[left[changed]] = candidate[changed]
@@ -151,6 +157,7 @@ def check_certificates(
     The first such input is written to `folder`/violation.safetensors with what was found. `index` holds the places of
     the inputs in their data set, for the message.
     """
+    # Strictly: a radius says nothing about its sphere.
     inside = (attacked.distance.cpu() < certificates.radius).nonzero().flatten()
     if len(inside) == 0:
         return
@@ -189,18 +196,21 @@ def cross_check(
     if index is None:
         index = torch.arange(len(test))
     distances = []
+    # Random starts from a fixed seed, and the caller's generator as it was.
     with torch.random.fork_rng():
         torch.manual_seed(0)
         for first in range(0, len(test), _BATCH):
             some = slice(first, first + _BATCH)
             x, batch, places = test.pixels(some), take(certificates, some), index[some]
             done, share = first / len(test), len(x) / len(test)
+            # First with pixels far beyond [0, 1], where certificates hold, too; its distances are not those of images.
             check_certificates(x, batch, minimum_norm(model, x, batch.prediction, pixels=_BEYOND), folder, places)
             closest = minimum_norm(model, x, batch.prediction)
             check_certificates(x, batch, closest, folder, places)
             distance = closest.distance.cpu()
             for k, epsilon in enumerate(epsilons, start=1):
                 progress("attacking", done + share * k / (len(epsilons) + 1))
+                # Where an image this close is known, there is nothing left to look for.
                 left = (~fooled(distance, epsilon)).nonzero().flatten()
                 if len(left):
                     attacked = pgd(model, x[left], batch.prediction[left], epsilon)

@@ -74,6 +74,7 @@ class Bound(Shown):
             _check_numbers(name, getattr(self, name))
         for name, diagonal in self.scales.items():
             _check_numbers(_SCALES + name, diagonal, positive=True)
+        # The class is frozen, its tensors are not: `check_belongs` compares them with what they were here.
         _ = self._numbers_digest  # of the numbers as they are now
 
     @cached_property
@@ -86,6 +87,7 @@ class Bound(Shown):
     @property
     def value(self) -> Tensor:
         """The constants; a copy."""
+        # In-place arithmetic on the value would otherwise change what certificates rest on.
         return self.tails[0].clone()
 
     @property
@@ -120,6 +122,7 @@ class Bound(Shown):
 
     @property
     def prefix(self) -> Tensor:
+        # (n,): column 0 begins at the input, row 0 is the input itself.
         return self.between[1:, 0]
 
     def pairwise(self, classes: int) -> Tensor:
@@ -139,6 +142,7 @@ class Bound(Shown):
                 "the bound was made for other weights or another program: the model has changed since, or an operator "
                 "of your own that it calls, or was in another dtype or mode; compute it again with lipcert.bound"
             )
+        # The fingerprint is of the model alone: a number made smaller afterwards would be a false certificate.
         if self._digest() != self._numbers_digest:
             raise BoundError(
                 "the numbers of the bound were changed since it was made; compute it again with lipcert.bound"
@@ -148,6 +152,7 @@ class Bound(Shown):
     def _check_size(self, network: Network) -> None:
         """Refuse numbers for another number of sites or classes than the network has."""
         classes = [network.classes] * self.value.dim() if self.target != "network" else []
+        # One tail for each of the sites 0..n.
         expected = (network.depth + 1, *classes)
         if tuple(self.tails.shape) != expected:
             raise BoundError(
@@ -182,6 +187,7 @@ class Bound(Shown):
         except (TypeError, KeyError) as error:
             problem = f"the bound {base_path(path)} is damaged ({error}); compute it again with lipcert.bound"
             raise BoundError(problem) from error
+        # What is left in `tensors` are the diagonals.
         scales = {name.removeprefix(_SCALES): diagonal for name, diagonal in tensors.items()}
         return cls(facts=Facts(**known), scales=scales, **numbers)
 
@@ -206,6 +212,7 @@ class Bound(Shown):
 
 def pairwise_upper(value: Tensor, target: str, classes: int) -> Tensor:
     """The constants of the logit differences that follow from those of a target, rounded up."""
+    # √2·L and L_a + L_b take at most three roundings of 2^-53 each, this product included.
     return find_target(target).pairwise(value, classes) * (1 + 2.0**-50)
 
 
@@ -214,6 +221,7 @@ def _check_shapes(bound: Bound) -> None:
     sites, target = len(bound.facts.sites), bound.target
     if target not in TARGETS:
         raise BoundError(f"the target of the bound is {target!r}, expected one of {', '.join(TARGETS)}")
+    # Pairwise with tails of shape (5, 10, 10): (10,)·2 = (10, 10). Network, with tails of shape (5,): ()·0 = ().
     classes = bound.tails.shape[1:2] * len(find_target(target).shape(1))
     expected = {"tails": (sites, *classes), "between": (sites, sites), "shares": (sites,)}
     for name, shape in expected.items():
@@ -228,6 +236,7 @@ def _check_numbers(name: str, numbers: Tensor, positive: bool = False) -> None:
     """Refuse anything but finite float64 numbers that are not negative."""
     if numbers.dtype != torch.float64:
         problem = f"are {numbers.dtype}, expected torch.float64"
+    # NaN would pass the comparison with 0 that follows.
     elif not bool(torch.isfinite(numbers).all()):
         problem = "contain NaN or infinity: the weights are too large, or a file was edited"
     elif bool((numbers < 0).any()) or (positive and bool((numbers == 0).any())):

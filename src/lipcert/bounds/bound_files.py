@@ -23,6 +23,8 @@ def write_bound(path: str | Path, facts: Mapping[str, Any], tensors: Mapping[str
     base = base_path(path)
     stored = {"format": _FORMAT, **facts}
     stored["checksum"] = checksum(stored, tensors)
+    # The checksum of both files is in the one that is written last: a process that is killed in between leaves a pair
+    # that does not fit and is refused.
     with replace_file(base.with_name(base.name + ".safetensors")) as temporary:
         save_file(dict(tensors), temporary)
     with replace_file(base.with_name(base.name + ".json")) as temporary:
@@ -36,11 +38,13 @@ def read_bound(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """
     base = base_path(path)
     facts, tensors = _read_files(base)
+    # Asked first: the checksum of another format need not be the one below.
     if facts.get("format") != _FORMAT:
         raise BoundError(
             f"the bound {base} was written by an earlier version of lipcert (format {facts.get('format')}, "
             f"expected {_FORMAT}); compute it again with lipcert.bound"
         )
+    # The left side is evaluated first, so that the checksum is not part of what it covers.
     if facts.pop("checksum", None) != checksum(facts, tensors):
         raise BoundError(f"the bound {base} was edited or is damaged; compute it again with lipcert.bound")
     return facts, tensors
@@ -63,6 +67,7 @@ def _read_files(base: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 def checksum(facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
     """SHA-256 of all facts and tensors, with their names, types and shapes."""
+    # JSON has no tuples, so facts have the same checksum before they are stored and after they were read.
     content = json.dumps(facts, sort_keys=True) + tensors_digest(tensors)
     return hashlib.sha256(content.encode()).hexdigest()
 

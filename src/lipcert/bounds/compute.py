@@ -100,13 +100,16 @@ def bound_network(
     """Bounds of a captured network, by the names of the targets."""
     began = perf_counter()
     with CAPTURE_LOCK:  # a capture by another thread replaces the model's tensors for a moment
+        # From here on weights are copies: the model may go on training, the bound and its fingerprint belong together.
         program = network.program.frozen()
     check_finite(program)
     for target in targets:
         target.check(network)
         if not target.whole_output:
             check_rows_fit(network)
+    # Only the target network needs norms of whole maps to the output; for others rows are pulled back.
     whole = any(target.whole_output for target in targets)
+    # Of the copies, not of what the model's own tensors hold by now.
     digest = fingerprint(replace(network, program=program))
     task = MethodTask(program, promised, whole, options or NormOptions(), fit or FitOptions(), progress, digest)
     bounds = {}
@@ -120,6 +123,7 @@ def bound_network(
 
 def promised_program(model: nn.Module, input_shape: tuple[int, ...]) -> Program | None:
     """The model with layers that are Lipschitz by construction as single operations; None if it has none."""
+    # Rules for both views say what a layer computes; those for this view alone promise a constant.
     special = set(MODULE_RULES["certified"]) - set(MODULE_RULES["residual"])
     if not any(find_module_rule(module, "certified") and type(module) in special for module in model.modules()):
         return None
@@ -149,6 +153,7 @@ def promised_constants(
 def _bound(task: MethodTask, method: Method, target: Target, digest: str) -> Bound:
     forms = method.forms(task, target)
     numbers = _combined(forms, target, method.values(task, target), task.progress)
+    # Every form has a part of this probability (`_MOST_FORMS`), so that by the union bound all norms hold together.
     probability, guarantee = 0.0, "deterministic"
     if any(form.norms.randomised for form in forms):
         probability = task.options.failure_probability
@@ -192,20 +197,26 @@ def _combined(forms: Sequence[Form], target: Target, others: Mapping[str, Tensor
     best: tuple[float, Tensor, Form] | None = None
     for count, (form, m) in enumerate(zip(forms, prefixes.forms, strict=True)):
         shares = form.shares(target, m, partial(progress, f"rows {count + 1}/{len(forms)}"))
+        # L_ab = Σ_i m_i ‖r_a^i − r_b^i‖ of docs/method.md, for all pairs at once: S_i is part of the rows in a form.
         total = shares.sum(0)
         inflation = max(inflation, form.inflation(target, shares, m))
         methods.append(form.method)
+        # The terms are rounded up already, their sum is not.
         values.append(total * (1 + gamma(4 * (len(shares) + 2))))
         mean = float(target.mean(total))
+        # Forms with promised layers have fewer sites, which `facts.sites` and the tails could not name.
         if best is None or (mean < best[0] and len(form.names) == len(forms[0].names)):
             best = mean, shares, form
     assert best is not None
     methods += others.keys()
     values += others.values()
+    # Every one of them is an upper bound, so the smallest is, functional by functional.
     value, winner = torch.stack(values).min(0)
     shares = torch.stack([target.mean(share) for share in best[1]])
+    # Shares explain the value, which may be smaller than their sum; scaled, they sum to it.
     shares = shares * (float(target.mean(value)) / max(float(shares.sum()), UNDERFLOW))
     tails = forms[0].tails(target)
+    # Site 0 is the input, so its tail and the value bound the same map.
     tails[0] = torch.minimum(tails[0], value)
     winners: dict[str, str] = {}
     if len(methods) > 1:
@@ -215,6 +226,7 @@ def _combined(forms: Sequence[Form], target: Target, others: Mapping[str, Tensor
 
 def _winning_methods(names: Sequence[str], winner: Tensor, target: Target) -> dict[str, str]:
     """Which method gave the value, or, if there are several, how many of the functionals each of them won."""
+    # (K, K): the pairs (a, b) and (b, a) are one functional, the diagonal is none.
     places = winner[torch.ones_like(winner).triu(1).bool()] if winner.dim() == 2 else winner.reshape(-1)
     counted = Counter(names[int(place)] for place in places)
     if len(counted) == 1:

@@ -59,13 +59,16 @@ class Ellipsoids:
     def values(self, target: Target) -> tuple[Tensor, Tensor]:
         """The constants of a target's functionals, and the part of their mean that each share has; differentiable."""
         unit = torch.eye(len(self.output), dtype=self.output.dtype, device=self.output.device)
+        # K may be singular, for a class that is a combination of others. A shift upwards only loosens the estimate.
         rows = torch.linalg.cholesky(self.output + (1e-12 * self.output.trace() + _TINY) * unit)  # rows·rowsᵀ is K
+        # cᵀKc = |rowsᵀc|², so norms and distances of the rows are the constants of classes and of their pairs.
         value: Tensor = torch.linalg.matrix_norm(rows, 2) if target.whole_output else target.row_norms(rows)
         return value, self.shares / self.shares.sum() * target.mean(value)
 
 
 def pairs_apart(network: Network) -> Network:
     """The loop-transformed network with sorted pairs as means and differences, if the elimination can follow it."""
+    # The network is a float64 copy of a float32 program, or has the program's own type.
     exact = network.dtype != network.program.dtype
     apart = normal_form(network.program, exact=exact, check=False, apart=True)
     size = sum(apart.in_size(site) for site in range(1, apart.depth + 1))
@@ -73,6 +76,7 @@ def pairs_apart(network: Network) -> Network:
         raise TooLargeError(f"the network has {size} neurons, method='ellipsoids' takes {LIMIT}; use method='rescaled'")
     for site in apart.sites[1:-1]:
         assert site.slope is not None
+        # |w_i| ≤ |z_i| entry by entry is what a diagonal U_i needs; a map that mixes entries has it in the norm alone.
         if not site.slope.elementwise:
             raise OptionError(f"{site.name} mixes the entries of its input; use method='rescaled'")
     return loop_transform(apart, liplt_lines(apart))
@@ -97,13 +101,16 @@ class Maps:
         rows = []
         for j in range(1, network.depth + 2):
             rows.append(_maps_to(network, j))
+        # rows[j − 1][i] is B_ji. All B_j0, one below the other, from site 1 to the output.
         first = torch.cat([row[0] for row in rows])
+        # rows[i:] are those of the sites j > i: rows[0] belongs to site 1.
         behind = [torch.cat([row[i] for row in rows[i:]]) for i in range(1, network.depth + 1)]
         return cls(first @ first.T, tuple(behind), len(rows[-1][0]))
 
     def weighted(self, weights: Tensor) -> Maps:
         """The same with weighted sums of the outputs in their place."""
         inner = len(self.gram) - self.outputs
+        # With V for the weights, the output is Vy: K_ol becomes V K_ol, K_oo becomes V K_oo Vᵀ.
         cross, last = weights @ self.gram[inner:, :inner], weights @ self.gram[inner:, inner:] @ weights.T
         gram = torch.cat([torch.cat([self.gram[:inner, :inner], cross.T], 1), torch.cat([cross, last], 1)])
         behind = []
@@ -115,6 +122,7 @@ class Maps:
 def _maps_to(network: Network, j: int) -> list[Tensor]:
     """B_ji for i < j as matrices, zeros where no linear path leads."""
     size, shape = network.in_size(j), network.nodes[network.sites[j].source].shape
+    # One adjoint pass of the unit vectors gives the rows of all B_ji at once.
     seed = torch.eye(size, dtype=network.dtype, device=network.device).reshape(size, *shape)
     maps = []
     for i, pulled in enumerate(network.pull(j, seed)[:j]):
@@ -132,12 +140,16 @@ def eliminate(maps: Maps, diagonals: Sequence[Tensor], slack: Tensor) -> Ellipso
     for diagonal, extra, behind in zip(diagonals, slack, maps.behind, strict=True):
         size = len(diagonal)  # the rows of this site are the first ones that are left
         own, cross, rest = k[:size, :size], k[size:, :size], k[size:, size:]
+        # U_i = ν·D² exceeds K_ii if and only if ν exceeds the largest eigenvalue of D⁻¹K_ii D⁻¹.
         scaled = own / (diagonal[:, None] * diagonal)
         top = torch.linalg.eigh(scaled.detach())[1][:, -1]
+        # dλ = uᵀ(dM)u with u fixed: no derivative of eigenvectors, which is infinite where eigenvalues meet.
         smallest = (top @ scaled @ top).clamp(min=_TINY)
         u = (1 + extra) * smallest * diagonal.square()
+        # K_ji (U_i − K_ii)⁻¹ K_il as halfᵀ·half, which stays symmetric and has no negative eigenvalues.
         half = torch.linalg.solve_triangular(torch.linalg.cholesky(torch.diag(u) - own), cross.T, upper=False)
         k = rest + half.T @ half + (behind * u) @ behind.T
+        # What this site adds to the trace of K at the output; with the first one they sum to it.
         shares.append(k[-outputs:, -outputs:].trace() - rest[-outputs:, -outputs:].trace())
         sizes.append(torch.linalg.eigvalsh(own.detach())[-1])
         multipliers.append(u)
@@ -148,6 +160,7 @@ def eliminate(maps: Maps, diagonals: Sequence[Tensor], slack: Tensor) -> Ellipso
 @torch.enable_grad()
 def sharpened(maps: Maps, start: Ellipsoids, steps: int, lr: float) -> Ellipsoids:
     """Ellipsoids for one output alone, by gradient descent from some that are good for many."""
+    # Logarithms: a step can make neither diagonals nor slack negative, so every choice is valid.
     logs = [diagonal.detach().log().requires_grad_() for diagonal in start.diagonals]
     slack = start.slack.detach().log().requires_grad_()
     parameters = [*logs, slack]
@@ -160,6 +173,7 @@ def sharpened(maps: Maps, start: Ellipsoids, steps: int, lr: float) -> Ellipsoid
         optimizer.param_groups[0]["lr"] = lr * (1 - step / steps)
         try:
             found = eliminate(maps, [log.exp() for log in logs], slack.exp())
+            # There is one output, so K is a number, (1, 1); steps are relative to it.
             gradients = torch.autograd.grad(found.output.log().sum(), parameters)
         except RuntimeError:  # of LAPACK, as far as float64 goes
             break

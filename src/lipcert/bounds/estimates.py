@@ -44,6 +44,7 @@ def estimate_of_norms(
 ) -> Estimate:
     """The recursion with the matrix N of norms, and with rows that are pulled back through `last_network`."""
     depth = network.depth
+    # Without the row of the output, which other targets than the whole network do not have.
     prefix = prefix_constants(norms[: depth + 1, : depth + 1])
     if target.whole_output:
         terms = norms[depth + 1, : depth + 1] * prefix
@@ -52,6 +53,7 @@ def estimate_of_norms(
         far = None  # nothing passes the last nonlinearities
     check_room(last_network, far, memory)
     shares = _row_shares(norms, target, last_network, prefix, far)
+    # (n+1,): the mean is linear, so the contributions sum to the mean of the value.
     contributions = torch.stack([target.mean(share) for share in shares])
     return Estimate(torch.stack(shares).sum(0), prefix[1:], contributions)
 
@@ -62,6 +64,7 @@ def _row_shares(norms: Tensor, target: Target, network: Network, prefix: Tensor,
     Rows travel to the last sites only, if others are far: behind site k, ‖rows at i‖ ≤ ρ_k·‖rows at k‖·N_ki.
     """
     output, classes = network.depth + 1, network.classes
+    # L_ab = Σ_i m_i ‖r_a^i − r_b^i‖, with the K rows of every B_{n+1,i} from one adjoint pass.
     row_norms: dict[int, Tensor] = {}
     seed = torch.eye(classes, dtype=norms.dtype, device=norms.device)
     for i, rows in network.pull_each(output, seed):
@@ -100,6 +103,7 @@ def check_room(network: Network, far: FarPairs | None, memory: int | None) -> No
 
 def estimate_of_ellipsoids(ellipsoids: Ellipsoids, target: Target, dtype: torch.dtype) -> Estimate:
     """The constants that ellipsoids give; what the sites add to them is their part of the squares."""
+    # K_ii bounds z_i z_iᵀ, so the root of its largest eigenvalue is a constant of the map to site i.
     value, contributions = ellipsoids.values(target)
     return Estimate(value.to(dtype), ellipsoids.sizes.sqrt(), contributions)
 

@@ -57,10 +57,13 @@ def fit_scales(estimator: Estimator, options: FitOptions | None = None, progress
     if estimator.scales is None:
         raise OptionError("the estimator has no scales; use method='rescaled' or 'ellipsoids'")
     options = options or FitOptions()
+    # Put back at the end: the estimator may be the one of a training under way.
     power_iterations, accelerated = estimator.power_iterations, estimator.accelerated
+    # A site whose entries cannot be scaled apart has no parameter; slack of a network without sites is empty.
     parameters = [parameter for parameter in estimator.parameters() if parameter.numel()]
     start = [parameter.detach().clone() for parameter in parameters]
     estimator.accelerated = True
+    # Both ends are judged by norms that have converged: unconverged ones lie below and would favour either side.
     first = last = float(_objective(estimator, _TO_THE_END, options.pair).detach())
     if parameters and options.steps > 0 and first > 0:
         _descend(estimator, parameters, options, progress)
@@ -77,7 +80,9 @@ def _descend(estimator: Estimator, parameters: Sequence[nn.Parameter], options: 
     """Steps of Adam on the logarithm of the objective, with a learning rate that falls to zero."""
     optimizer = torch.optim.Adam(parameters, betas=(0.9, 0.99))
     for step in range(options.steps):
+        # Of the logarithm: the learning rate then means the same for constants of 10 and of 10⁵.
         value = _objective(estimator, options.iterations, options.pair).log()
+        # Of these parameters only: backward() would also leave gradients in the weights of the model.
         gradients = torch.autograd.grad(value, parameters, allow_unused=True)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
@@ -109,6 +114,7 @@ def fitted_ellipsoids(
     """Ellipsoids whose multipliers are fitted to the present weights of a network, and the diagonals behind them."""
     estimator = _fitted(network, "ellipsoids", target, options, progress)
     with torch.no_grad():
+        # Only the multipliers are wanted from here on; that they are valid is proved elsewhere.
         return estimator.ellipsoids(), estimator.diagonals()
 
 

@@ -70,17 +70,20 @@ class Form:
     def in_network(self, site: int, constant: float) -> float:
         """The constant of z_i that follows from one of D_i⁻¹z_i, rounded up."""
         if site in self.diagonals:
+            # |z| = |D·D⁻¹z| ≤ max D·|D⁻¹z|.
             constant *= float(self.diagonals[site].max())
         return constant * (1 + gamma(4))
 
     def in_form(self, site: int, constant: float) -> float:
         """The constant of D_i⁻¹z_i that follows from one of z_i, rounded up."""
         if site in self.diagonals:
+            # |D⁻¹z| ≤ |z|/min D.
             constant /= float(self.diagonals[site].min())
         return constant * (1 + gamma(4))
 
     def prefix(self, known: Mapping[str, float]) -> Tensor:
         """m_0..m_n in the coordinates of the form, none above what the known constants give, rounded up."""
+        # m_0 = 1 of the input needs no limit.
         limits = [inf]
         for site, name in enumerate(self.names[1:], start=1):
             limits.append(self.in_form(site, known.get(name, inf)))
@@ -101,6 +104,7 @@ class Form:
         if target.whole_output:
             reached = reached * lower[last, :last] / self.matrix[last, :last].clamp(min=_TINY)
         total = shares.sum(0)
+        # What the value would at least be, had every randomised norm its lower bound: total/least − 1 is the inflation.
         least = (shares * per_row(reached, shares)).sum(0)
         ratios = torch.where(total > 0, total / least.clamp(min=_TINY), 1.0)
         return max(float(ratios.max()) - 1, 0.0)
@@ -126,6 +130,7 @@ class Form:
         lines = {}
         for site, (_, radius) in naive_lines(self.base).items():
             lines[site] = 0.0, _positive(radius)
+        # m_i of LipLT bounds z_i. From there rows start at φ_i itself, so that they lead across the last layer alone.
         plain = _rescaled(loop_transform(self.base, lines), self.diagonals)
         return bound_rows(plain, target, ProductErrors(plain)) * (1 + gamma(6))
 
@@ -135,6 +140,7 @@ class Form:
         The recursion gives constants from the output of ψ_i, which S_i multiplies.
         """
         resolvent = bound_between(self.inner)
+        # R_ii = 1 is no map from the output of a site to an input behind it.
         strictly_lower = resolvent - torch.eye(len(resolvent), dtype=torch.float64)
         return up_product(strictly_lower, 1 / torch.tensor(self.radii, dtype=torch.float64))
 
@@ -183,6 +189,7 @@ def make_form(
             radius *= 1 + gamma(6)  # D⁻¹ before and D after a site are rounded: their product is not quite 1
         lines[site] = centre, radius
         radii.append(radius)
+    # lines and radii must not change any more: the maps of the network contain S, `between` and `tails` divide by it.
     network = _rescaled(loop_transform(base, lines), diagonals)
     passing = {}
     for site in passed_sites(base):
@@ -227,7 +234,9 @@ def smallest_prefixes(forms: Sequence[Form]) -> Prefixes:
         for form in forms:
             constants = form.prefix(result.known).tolist()
             for site, name in enumerate(form.names[1:], start=1):
+                # Forms meet in the coordinates of the network, the only ones that they have in common.
                 value = form.in_network(site, constants[site])
+                # A gain of the size of roundings is not worth another round.
                 if value < result.known.get(name, inf) * (1 - 1e-12):
                     result.known[name], result.winners[name] = value, form.method
                     improved = True

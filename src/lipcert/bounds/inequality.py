@@ -229,6 +229,7 @@ def proved(problem: Problem, x: np.ndarray) -> float:
     (Σ_i e_ji)·Σ_i e_ji|v_i|² bounds; κ² is part of Z already. Columns are scaled by powers of two, so that the diagonal
     is near 1. Forming AᵀA costs γ_m|A|ᵀ|A|, whose row sums bound it as a diagonal matrix. Then Rump's theorem.
     """
+    # Every allowance is taken from the diagonal: if what is left is positive definite, P of the exact maps is.
     weights = np.append(x, 1.0)[problem.row]
     worst = np.zeros(len(problem.drift))
     np.maximum.at(worst, problem.site_row, weights)

@@ -25,13 +25,17 @@ def propose_diagonals(targets: np.ndarray, whole: np.ndarray, multiplier: str) -
     count, outputs, n = targets.shape
     if multiplier == "sn":
         return np.ones((count, n))
+    # GᵀG = RᵀR: only the Gram matrix counts, and R has n rows.
     if outputs > n:
         targets = np.stack([np.linalg.qr(target, mode="r") for target in targets])
+    # The dual has n + 1 linear constraints, so an optimum has a rank r with r(r + 1)/2 ≤ n + 1 (Barvinok, Pataki).
     columns = min(whole.shape[1], 4 + round(sqrt(2 * n)))
     step = max(1, _CHUNK // (n * columns))
     scale = np.abs(targets).max(initial=0.0, axis=(1, 2), keepdims=True), np.abs(whole).max(initial=0.0)
+    # The best D does not depend on the scale of G and W, but products of four of them could overflow or vanish.
     targets, whole = targets / (scale[0] + UNDERFLOW), whole / (scale[1] + UNDERFLOW)
     chunks = [_squares(targets[k : k + step], whole, multiplier, columns) for k in range(0, count, step)]
+    # D has to be positive and finite, whatever the iteration has done: it is divided by.
     squares = np.nan_to_num(np.concatenate(chunks), nan=0.0, posinf=0.0)
     largest = squares.max(axis=1, keepdims=True)
     return np.asarray(np.sqrt(np.where(largest > 0, np.maximum(squares, 1e-12 * largest), 1.0)))
@@ -44,12 +48,14 @@ def _squares(targets: np.ndarray, whole: np.ndarray, multiplier: str, columns: i
     sizes = np.ones((0, 0, 0)) if signed and multiplier != "aol" else np.abs(targets.transpose(0, 2, 1) @ targets)
     if multiplier == "aol":
         return np.asarray(sizes.sum(2))
+    # Y starts in the leading directions of W, with |Y| = 1.
     basis = np.linalg.svd(whole, full_matrices=False)[2][:columns].T
     y = np.broadcast_to(basis / sqrt(columns), (count, *basis.shape))
     directions = np.random.default_rng(0).standard_normal((count, n, 1 if outputs == 1 else min(outputs, columns)))
     previous = np.zeros(count)
     for step in range(_STEPS[multiplier]):
         images = whole @ y
+        # (P, n): the weights of the neurons.
         d = np.linalg.norm(images, axis=2)
         d = np.maximum(d, _SPREAD * d.max(axis=1, keepdims=True)) + UNDERFLOW
         if signed:
@@ -59,7 +65,9 @@ def _squares(targets: np.ndarray, whole: np.ndarray, multiplier: str, columns: i
                 directions = directions / (sums[:, :, None] + UNDERFLOW)
         else:
             sums = (sizes @ d[:, :, None])[:, :, 0]
+        # t_k = |Σ_j (GᵀG)_kj d_j v_j|/d_k, and with |GᵀG| and v_j = 1 for "sll".
         squares = sums / d
+        # Y ← WᵀTWY, then |Y| = 1 again.
         y = whole.T @ (squares[:, :, None] * images)
         value = np.linalg.norm(y, axis=(1, 2))
         y = y / (value[:, None, None] + UNDERFLOW)

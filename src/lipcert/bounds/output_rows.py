@@ -37,6 +37,7 @@ def output_rows(network: Network, errors: ProductErrors) -> Iterator[tuple[int, 
     for i, rows in network.pull_each(last, seed):
         error = errors.error((last, i))
         yield i, rows, error
+        # ‖B‖ ≤ ‖B‖_F. Sites nearer to the input come later, and their errors travel through this map.
         frobenius = float(row_norms(rows).square().sum().sqrt())
         errors.know((last, i), frobenius * (1 + 1e-9) + sqrt(classes) * error)
 
@@ -45,6 +46,7 @@ def output_rows(network: Network, errors: ProductErrors) -> Iterator[tuple[int, 
 def check_rows_fit(network: Network) -> None:
     """Refuse a network whose rows do not fit into the memory, before any work."""
     head = narrow_head(network)
+    # With a narrow head the rows of its h neurons travel, not those of the K logits.
     rows = (head.network if head is not None else network).classes
     widest = max(prod(node.shape) for node in network.nodes)
     needed, free = 8 * _COPIES * rows * widest, share_of_memory(network.device)
@@ -62,6 +64,7 @@ def bound_rows(network: Network, target: Target, errors: ProductErrors) -> Tenso
     head = narrow_head(network)
     if head is None:
         for i, rows, error in output_rows(network, errors):
+            # Sites that are not visited have no path to the output and keep 0.
             norms[i] = target.bound_row_norms(flat_rows(rows), error).cpu()
         return norms
     for i, rows, error in output_rows(head.network, errors.ending_at(head.network)):
@@ -82,9 +85,11 @@ class Head:
 
         An error of the rows of M, or of a product with L, counts Σ_k |W_ak| times at most in row a.
         """
+        # ‖xM‖ ≤ ‖xL‖ for every x, hence for every row of W and every difference of two.
         factor = majorant(hidden)
         weight = self.weight.to(factor)
         largest = float(weight.abs().sum(1).max()) * (1 + gamma(weight.shape[1]))
+        # Rounding of W·L: at most γ_h Σ_k |W_ak||L_k| in row a, by norms.
         product = gamma(weight.shape[1] + 4) * float(row_norms(factor).max())
         return weight @ factor, largest * (error + product + UNDERFLOW) * (1 + gamma(8)) + UNDERFLOW
 
@@ -93,6 +98,7 @@ def narrow_head(network: Network) -> Head | None:
     """The last dense layer, if it has more outputs than inputs and nothing behind it computes."""
     v = network.sites[-1].source
     weight = torch.eye(network.classes, dtype=network.dtype, device=network.device)
+    # Backwards along the only path, past what merely moves entries (terms = 0), up to the first dense layer.
     while v not in network.site_of_output and len(network.nodes[v].edges) == 1:
         edge = network.nodes[v].edges[0]
         dense = isinstance(edge.op, Dense)
@@ -104,6 +110,7 @@ def narrow_head(network: Network) -> Head | None:
             shape = network.nodes[v].shape
             if len(shape) != 1 or prod(shape) >= network.classes:
                 return None
+            # The same nodes with the output moved to the neurons that the layer reads.
             output = replace(network.sites[-1], source=v)
             return Head(weight.detach(), replace(network, sites=(*network.sites[:-1], output)))
     return None
@@ -120,6 +127,7 @@ def majorant(rows: Tensor) -> Tensor:
         return rows
     gram = rows @ rows.T
     trace = float(gram.diagonal().sum())
+    # The trace of MMᵀ is ‖M‖_F².
     shift = 4 * gamma(width + height + 8) * trace + _SMALLEST_SHIFT
     gram.diagonal().add_(shift)
     factor: Tensor

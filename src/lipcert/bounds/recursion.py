@@ -27,7 +27,9 @@ def recursion(row: Row, count: int, first: Tensor, at_most: Sequence[float] | No
     """m_0 = `first` and m_j = row(j, m_0..m_{j−1}) for j < count, none above what is known already."""
     constants = [first]
     for j in range(1, count):
+        # (j,) or, for whole rows of R, (j, n+1).
         constant = row(j, torch.stack(constants))
+        # Both are valid, so the smaller one is; later sites gain from it, too.
         if at_most is not None and at_most[j] < inf:
             constant = constant.clamp(max=at_most[j])
         constants.append(constant)
@@ -36,6 +38,7 @@ def recursion(row: Row, count: int, first: Tensor, at_most: Sequence[float] | No
 
 def prefix_constants(norms: Tensor) -> Tensor:
     """m_0..m_n from the matrix N; differentiable."""
+    # The diagonal of N and what is above it are zero: sites are in topological order.
     return recursion(lambda j, m: norms[j, :j] @ m, len(norms), norms.new_ones(()))
 
 
@@ -50,6 +53,7 @@ def bound_between(norms: Tensor) -> Tensor:
     Row j is e_j + Σ_{i<j} N_ji R_i. For two sites its last row is (N_20 + N_21 N_10, N_21, 1).
     """
     unit = torch.eye(len(norms), dtype=norms.dtype)
+    # R_i has zeros in the columns behind i, so that adding e_j rounds nothing.
     return recursion(lambda j, rows: unit[j] + up_matmul(norms[j, :j], rows), len(norms), unit[0])
 
 
@@ -58,5 +62,6 @@ def norm_matrix(pairs: Sequence[Pair], values: Tensor, count: int) -> Tensor:
     matrix = torch.zeros(count, count, dtype=values.dtype, device=values.device)
     if not pairs:
         return matrix
+    # Pairs (2, 0) and (2, 1): ends 2 2, starts 0 1. index_put, unlike an assignment, is differentiable in the values.
     ends, starts = (torch.tensor(index, device=values.device) for index in zip(*pairs, strict=True))
     return matrix.index_put((ends, starts), values)

@@ -57,6 +57,7 @@ class RefinedForm(Form):
 
     def terms(self, j: int, m: Tensor) -> Tensor:
         """(j,): constants of x ↦ B_ji ψ_i(z_i) for all sites i before j, the better of LipLT's and the refined one."""
+        # ‖B_ji‖ m_i, LipLT's terms.
         terms = up_product(self.matrix[j, :j], m[:j])
         for i in range(1, j):
             if (j, i) in self.factors:
@@ -69,6 +70,7 @@ class RefinedForm(Form):
 
         Targets of very many functionals, and those that stop before the last layer, are left to LipLT.
         """
+        # (n+1, …). From here on entries only become smaller.
         shares = super().shares(target, m, report)
         if target.whole_output:
             return self.terms(self.network.depth + 1, m)
@@ -77,6 +79,7 @@ class RefinedForm(Form):
         functionals = target.functionals(self.network.classes)
         if not 0 < len(functionals) <= _FUNCTIONALS:
             return shares
+        # (F, K): one functional in each row.
         weights = torch.cat([weight for _, weight in functionals]).numpy()
         last = self.network.depth + 1
         for i, rows, error in output_rows(self.network, self.norms.errors):
@@ -85,8 +88,10 @@ class RefinedForm(Form):
             matrix = rows.flatten(1).detach().cpu().numpy()
             targets, target_error = weighted_rows(weights, matrix, error)
             part = partial(_report_part, report, last - 1 - i, last)
+            # (F, 1, n_i): each functional is a matrix G of one row, with a T of its own.
             factors = self.refined_factors(targets[:, None], target_error, i, m[:i].numpy(), part)
             refined = _weighted(factors, m[:i].numpy())
+            # For a pair the place is ([a, b], [b, a]): both entries of the symmetric matrix.
             for (place, _), value in zip(functionals, refined.tolist(), strict=True):
                 shares[i][place] = shares[i][place].clamp(max=value)
         report(1.0)
@@ -103,15 +108,20 @@ class RefinedForm(Form):
         maps = {k: self.maps[i, k] for k in range(i) if (i, k) in self.maps}
         if not maps:
             return factors
+        # By Cauchy–Schwarz (Σ_l ‖DB_il‖m_l)² is at most Σ_l ‖DB_il‖²m_l/‖B_il‖ times a constant. ‖DW‖² for these maps
+        # side by side stands for that sum. It only chooses D; the bound is proved below.
         weighted = [sqrt(m[k] / (self.norms.bounds[i, k] + UNDERFLOW)) * b for k, b in maps.items()]
         whole = np.concatenate(weighted, axis=1)
         if whole.shape[1] > whole.shape[0]:
+            # ‖DW‖ depends on WWᵀ alone, which is that of the triangular factor.
             whole = np.asarray(np.linalg.qr(whole.T, mode="r")).T
         multiplier = self.multiplier
         if multiplier is None:
+            # For a single row "sll" is optimal (see `propose_diagonals`).
             exact = targets.shape[1] > 1 and targets.shape[2] <= _EXACT
             multiplier = "optimal" if exact else "sll"
         for p, diagonal in enumerate(propose_diagonals(targets, whole, multiplier)):
+            # ν ≥ ‖G D⁻¹‖ makes ν²D² a T with GᵀG ⪯ T, whatever D was proposed. An error of G grows by max D⁻¹ at most.
             nu = _bound_product(targets[p] / diagonal, error * float((1 / diagonal).max()))
             for k, b in maps.items():
                 product = _bound_product(diagonal[:, None] * b, self.errors[i, k] * float(diagonal.max()))
@@ -128,6 +138,7 @@ def _weighted(factors: np.ndarray, m: np.ndarray) -> np.ndarray:
 
 def _bound_product(product: np.ndarray, error: float) -> float:
     """A bound on the norm of a matrix from one computed with relative errors of a few roundings and this error."""
+    # Scaling by D rounds every entry: relative errors, whose norm ‖·‖_F bounds.
     roundoff = gamma(8) * float(np.linalg.norm(product)) * (1 + 1e-8)
     return round_up(bound_matrix_norm(product) + roundoff + error + UNDERFLOW, 8)
 
@@ -160,8 +171,10 @@ def refine(
     def row(j: int, m: Tensor) -> Tensor:
         report = partial(progress, f"multipliers {j}/{last}")
         for i in range(1, j):
+            # T is a diagonal: |ψ_i(z)|_T ≤ |z|_T needs every coordinate to be 1-Lipschitz for itself.
             if (j, i) in maps and form.is_elementwise(i):
                 factors = form.refined_factors(maps[j, i][None], errors[j, i], i, m[:i].numpy(), report)
+                # `terms` finds them below, so that m_j and all constants behind it gain from them.
                 form.factors[j, i] = factors[0]
         return up_sum(form.terms(j, m))
 
@@ -175,6 +188,7 @@ def _matrices(plain: Form, progress: Progress) -> tuple[dict[Pair, np.ndarray], 
     maps = all_matrices(network, list(plain.norms.bounds), progress)
     errors = {}
     for j, i in maps:
+        # The maps are formed column by column, each with this error: √(number of columns) in the Frobenius norm.
         errors[j, i] = round_up(sqrt(network.out_size(i)) * plain.norms.errors.error((j, i)))
     return maps, errors
 

@@ -76,9 +76,11 @@ def _steepest(
     progress: Progress,
 ) -> Tensor:
     """The largest norms of the functionals of all Jacobians on the way, batch by batch."""
+    # Copies: neither gradients nor a conversion to float64 must reach the caller's model.
     climber = copy.deepcopy(model).requires_grad_(False)
     exact = copy.deepcopy(climber).double()
     steepest: list[Tensor] = []
+    # A Jacobian has outputs × inputs entries.
     batch = max(1, _ENTRIES // (prod(network.output_shape) * prod(network.input_shape)))
     for first in range(0, samples, batch):
         size = min(batch, samples - first)
@@ -87,6 +89,7 @@ def _steepest(
         for done, points in _climb(climber, x, radius, rows, steps, generator):
             for jacobian in _jacobians(exact, points.double()):
                 steepest.append(wanted.row_norms(jacobian))
+            # One maximum is kept instead of all norms.
             steepest = [torch.stack(steepest).amax(0)]
             progress("slopes", (first + size * done) / samples)
     return steepest[0].cpu()
@@ -95,8 +98,10 @@ def _steepest(
 def _first_points(network: Network, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Gaussian points of many magnitudes, and the lengths of their segments: the typical distance between two."""
     (low, high), shape = _SCALES, network.input_shape
+    # The steepest region may be near or far: magnitudes are uniform in the exponent.
     scale = 10.0 ** (low + (high - low) * torch.rand(count, *(1,) * len(shape), generator=generator).double())
     x = scale * torch.randn(count, *shape, generator=generator).double()
+    # E|x − x′|² = 2n·scale² for two Gaussian points.
     radius = scale * sqrt(2 * prod(shape))
     return x.to(network.device, network.dtype), radius.to(network.device, network.dtype)
 
@@ -105,6 +110,7 @@ def _rows(network: Network, target: Target, first: int, count: int) -> Tensor | 
     """(count, K): the weights of the logits that each point is to make steep; the points take turns."""
     if target.whole_output:
         return None
+    # Points 0, 1, 2, … climb for functionals 0, 1, …, F − 1, 0, 1, …
     weights = [weight for _, weight in target.functionals(network.classes)]
     if not weights:  # a single class has no pairs
         weights = [torch.ones(1, network.classes, dtype=torch.float64)]
@@ -120,10 +126,12 @@ def _climb(
     stops = {round(steps * (k + 1) / _ROUNDS) for k in range(_ROUNDS)}
     for step in range(1, steps + 1):
         half = 0.5 * radius * _SHRINK ** ((step - 1) / steps) * direction
+        # (2B, …): one pass for both ends of all segments.
         ends = torch.cat([x + half, x - half]).requires_grad_()
         with torch.enable_grad():
             upper, lower = model(ends).flatten(1).chunk(2)
             rise = upper - lower
+            # The slope of the whole map is |rise|, whose half square has the same direction of ascent.
             if rows is None:
                 slope = rise.square().sum() / 2
             else:
@@ -147,6 +155,7 @@ def _jacobians(model: nn.Module, x: Tensor) -> Tensor:
     x = x.detach().requires_grad_()
     with torch.enable_grad():
         outputs = model(x).flatten(1)
+        # Rows of a batch are independent, so the gradient of a sum over the batch is that of every point.
         rows = []
         for output in outputs.unbind(1):
             (gradient,) = torch.autograd.grad(output.sum(), x, retain_graph=True)

@@ -30,6 +30,7 @@ class Scales(nn.Module):
         self._network = network
         self.per_neuron = per_neuron
         for site in range(1, network.depth + 1):
+            # A single factor would cancel in the recursion: m_i falls by what ‖B_ji D_i‖ grows.
             if (count := free_scales(network, site, per_neuron)) > 1:
                 zeros = torch.zeros(count, dtype=network.dtype, device=network.device)
                 self.register_parameter(f"log_{site}", nn.Parameter(zeros))
@@ -56,6 +57,7 @@ class Scales(nn.Module):
     def diagonals(self) -> dict[str, Tensor]:
         """D of every site, by its name, in float64."""
         names = self._network.site_names()
+        # By name, not by number: a network traced anew, or with other layers behind, finds its own.
         return {names[site]: self.diagonal(site).detach().double().cpu() for site in self.sites()}
 
     @torch.no_grad()
@@ -68,6 +70,7 @@ class Scales(nn.Module):
                 continue
             log = self.get_parameter(f"log_{site}")
             try:
+                # Diagonals per neuron are averaged where this network has one entry per channel; any choice is valid.
                 log.copy_(gather_scales(diagonal, self._network, site, len(log)).log())
             except RuntimeError as error:
                 raise OptionError(
@@ -77,6 +80,7 @@ class Scales(nn.Module):
 
     def rescaled(self, network: Network | None = None) -> Network:
         """The network, or another one with the same sites, in these coordinates, which are read whenever it is used."""
+        # Read at every use: in training, a step of the optimizer changes the coordinates of the next estimate.
         return rescale(network or self._network, {site: partial(self.diagonal, site) for site in self.sites()})
 
 
@@ -84,6 +88,7 @@ def fits(scales: Mapping[str, Tensor], network: Network) -> bool:
     """Whether scales by names could be those of sites of this network."""
     shapes = _shapes(network)
     for name, diagonal in scales.items():
+        # The slack belongs to no site.
         if name != SLACK and not (name in shapes and _broadcasts(diagonal.shape, shapes[name])):
             return False
     return True

@@ -65,6 +65,7 @@ def lipsdp_constants(
     _check_options(network, target)
     wanted = _wanted_pairs(pairs, target, network)
     system = System(loop_transform(network, liplt_lines(network, up=True)), limit, progress)
+    # The maps are the same for all functionals: only the rows of the output differ.
     solve = partial(_constant, system, solver=solver)
     return _each_functional(network, find_target(target), solve, wanted, partial(progress, "semidefinite programs"))
 
@@ -86,6 +87,7 @@ def constants_of_ellipsoids(
     pairs apart.
     """
     _check_options(network, target)
+    # To search in, rounded. What is proved is the inequality of the system, whose radii are rounded up.
     maps = Maps.of(loop_transform(network, liplt_lines(network)))
     system = System(loop_transform(network, liplt_lines(network, up=True)), limit, progress)
 
@@ -110,7 +112,9 @@ def _each_functional(
         return torch.tensor(solve(None), dtype=torch.float64)
     jobs = target.functionals(network.classes)
     if wanted is not None:
+        # job[0] is the place ([a, b], [b, a]), so its first half is the pair.
         jobs = [job for job in jobs if tuple(job[0][0]) in wanted]
+    # Infinity is a valid bound of what was not asked for, and loses every minimum.
     values = torch.full(target.shape(network.classes), inf, dtype=torch.float64)
     if target.name == "pairwise":
         values.fill_diagonal_(0.0)  # f_a − f_a, which is no functional of the target
@@ -144,12 +148,15 @@ def _wanted_pairs(pairs: Sequence[Pair] | None, target: str, network: Network) -
 def _proved_constant(system: System, weights: np.ndarray | None, ellipsoids: Ellipsoids) -> float:
     """The bound for one output that ρ = K and T_i = ρ·U_i⁻¹ prove, or LipLT, in the units of the system."""
     problem, scale, liplt = system.problem(weights)
+    # Units of an output that is zero but for rounding would blow its errors up to the size of the maps.
     if liplt < _NOTHING or problem.drift[-1].sum() > _ROUNDOFF:
         return liplt
+    # In the units of the system: the output is divided by `scale`, z_i and w_i by `unit`.
     rho = float(torch.linalg.eigvalsh(ellipsoids.output)[-1]) / scale**2
     proposal = [np.array([rho])]
     for u, unit in zip(ellipsoids.multipliers, system.units[1:], strict=True):
         proposal.append(rho * unit**2 / u.cpu().numpy())
+    # U_i may be too small for P ⪰ 0 by a rounding: `prove` moves it inwards. Whatever is proved holds, LipLT as well.
     proved = prove(problem, np.concatenate(proposal), system.stretch)
     return min(liplt, round_up(scale * sqrt(proved), 4) + UNDERFLOW)
 
@@ -161,11 +168,13 @@ def _constant(system: System, weights: np.ndarray | None, solver: str) -> float:
         return liplt
     try:
         proposal = SOLVERS[solver](problem)
+        # A solver that converged has nearly the optimal ρ; one that stopped says how far down that may be.
         lower = proposal[0]
     except Unsolved as stopped:
         proposal, lower = stopped.proposal, stopped.lower
     rho = prove(problem, proposal, system.stretch)
     value = min(liplt, round_up(scale * sqrt(rho), 4) + UNDERFLOW)
+    # The value is valid in any case. It is called LipSDP only if it is the optimum.
     if rho * (1 - _ACCURACY) <= lower + TINY * problem.start[0]:
         return value
     excess = 1 - scale * sqrt(max(lower, 0.0)) / value

@@ -31,12 +31,15 @@ class System:
         self.sizes = [network.out_size(i) for i in range(last)]
         self.heights = [network.in_size(j) for j in range(1, last)]
         self.single = [not (site.slope and site.slope.elementwise) for site in network.sites[1:-1]]
+        # Before any work, with the least that can be left of the input: one direction.
         _check_size(sum(self.sizes[1:]) + 1, limit)
         self._read_maps(network, progress)
         self._reduce_input()
+        # Again, now that the rank of the input is known.
         _check_size(sum(self.sizes), limit)
         pairs = [pair for pair in self.norms if pair[0] < last]
         values = torch.tensor([self.norms[pair] for pair in pairs], dtype=torch.float64)
+        # Never 0: units divide by them, also at sites that no path from the input reaches.
         self.prefix = (bound_prefix(norm_matrix(pairs, values, last)) + UNDERFLOW).tolist()
         # v and z are measured in LipLT's constants; by powers of two, so that dividing by them is exact.
         self.units = [1.0, *map(_power_of_two, self.prefix[1:])]
@@ -48,6 +51,7 @@ class System:
         self.maps = all_matrices(network, joined, progress)
         self.errors: dict[Pair, float] = {}
         errors = ProductErrors(network)
+        # Near pairs first: the errors of far ones are bounded by their norms.
         for j, i in sorted(joined, key=lambda pair: pair[0] - pair[1]):
             self.errors[j, i] = round_up(sqrt(self.sizes[i]) * errors.error((j, i)))
             norm = bound_matrix_norm(self.maps[j, i].T) + self.errors[j, i]
@@ -60,23 +64,28 @@ class System:
         """An orthonormal basis of the directions of the input that count; `stretch` bounds its norm."""
         self.basis: np.ndarray | None = None
         self.stretch = 1.0
+        # All maps that read the input, each of norm 1: a direction counts if one of them sees it.
         rows = [self.maps[j, 0] / (self.norms[j, 0] + UNDERFLOW) for j, i in self.maps if i == 0]
         if not rows:
             rows = [np.zeros((1, self.sizes[0]))]
         _, weights, directions = np.linalg.svd(np.concatenate(rows), full_matrices=False)
         rank = max(1, int((weights > _RANK * weights[0]).sum()))
+        # 784 pixels and 30 neurons: P has 30 columns for the input, not 784.
         if rank < self.sizes[0]:
             self.basis = directions[:rank].T
+            # The rows of an SVD are orthonormal but for rounding: |Vᵀx| ≤ stretch·|x| is what is proved.
             self.stretch = bound_spectral_norm(directions[:rank])
             self.sizes[0] = rank
 
     def _scale(self, i: int, block: np.ndarray, error: float) -> tuple[np.ndarray, float]:
         """κ·B_ji in the coordinates of v, before z_j is scaled, and a bound on its error."""
         if i == 0 and self.basis is not None:
+            # Bx = (BV)(Vᵀx) + (B − BVVᵀ)x. The second part is an error, as is the rounding of both products.
             reduced = block @ self.basis
             roundoff = gamma(self.basis.shape[1] + 4) * float(np.linalg.norm(reduced) * np.linalg.norm(self.basis))
             error += 2 * roundoff + float(np.linalg.norm(block - reduced @ self.basis.T)) * (1 + 1e-9)
             block = reduced
+        # κ pays for the errors: |a + b|² ≤ κ²|a|² + κ²/(κ²−1)·|b|² (see `inequality.proved`).
         scaled = block * (KAPPA * self.units[i])
         error = self.units[i] * error + gamma(8) * float(np.linalg.norm(scaled))
         return scaled, error * (1 + 1e-8)
@@ -88,18 +97,21 @@ class System:
         height, constant = 0, 0.0
         for i, (block, _, norm) in output.items():
             height = block.shape[0]
+            # m_{n+1} = Σ_i ‖B_{n+1,i}‖ m_i, with the functional in place of the output.
             constant += norm * self.prefix[i]
         constant += UNDERFLOW
         blocks, norms = dict(self.blocks), dict(self.norms)
         for i, (block, error, norm) in output.items():
             blocks[last, i] = self._scale(i, block, error)
             norms[last, i] = norm
+        # The output is measured in LipLT's constant, too, so that LipLT's ρ is about 1, whatever the weights.
         units = [*self.units, _power_of_two(constant)]
         heights = [*self.heights, height]
         z, drift = self._assembled(blocks, heights, units)
         scaled_norms = np.zeros((last + 1, last + 1))
         for j, i in blocks:
             scaled_norms[j, i] = units[i] / units[j] * norms[j, i]
+        # Rows and columns are in the order of sites from here on: (x, w_1, …, w_n) across, (z_1, …, z_n, y) down.
         coordinate, row, start = self._multipliers(_liplt(scaled_norms), height)
         site_row = np.repeat(np.arange(1, last + 1), heights)
         site_column = np.repeat(np.arange(last), self.sizes)
@@ -115,6 +127,7 @@ class System:
             block, error, norm = self.maps[self.last, i], self.errors[self.last, i], self.norms[self.last, i]
             if weights is not None:
                 block, error = weighted_rows(weights, block, error)
+                # A difference of rows is far shorter than the whole map: its own norm, with the error of the rows.
                 norm = bound_matrix_norm(block) * (1 + gamma(4)) + error
             output[i] = block, error, norm
         return output
@@ -145,6 +158,7 @@ class System:
         columns, rows, start = [0] * self.sizes[0], [], [liplt[0]]
         for i, single in enumerate(self.single, start=1):
             first, size = len(start), self.sizes[i]
+            # |w_i|² ≤ |z_i|² holds for the site as a whole: one multiplier for all of its coordinates.
             if single:
                 columns += [first] * size
                 rows += [first] * self.heights[i - 1]  # heights begin with site 1
@@ -153,6 +167,7 @@ class System:
                 columns += range(first, first + size)
                 rows += range(first, first + size)
                 start += [liplt[i]] * size
+        # Behind all t comes the 1 of −|y|².
         rows += [len(start)] * height
         return np.array(columns), np.array(rows), np.array(start)
 
@@ -164,12 +179,15 @@ def _liplt(norms: np.ndarray) -> np.ndarray:
     """
     last = len(norms) - 1
     resolvent = bound_between(torch.from_numpy(norms)).numpy()
+    # Column 0 of R is m, its last row the constants T from the sites to the output.
     prefix, tails = np.maximum(resolvent[:, 0], _DEAD), np.maximum(resolvent[last], _DEAD)
+    # Sites nearer to the input get larger factors: each pays for those behind it and something is left over.
     growth = (1 + 1 / last) ** np.arange(last, 0, -1)
     return np.asarray(prefix[last] * tails[:last] / prefix[:last] * growth)
 
 
 def _power_of_two(value: float) -> float:
+    # frexp(0.3) = (0.6, −1): the next power of two above, 0.5.
     return ldexp(1.0, frexp(value)[1])
 
 

@@ -16,8 +16,10 @@ def weighted_rows(weights: np.ndarray, rows: np.ndarray, error: float) -> tuple[
     """
     product = weights @ rows
     heaviest = float(np.abs(weights).sum(1).max())
+    # Products with 0 and ±1 are exact.
     if heaviest <= 2 and bool(np.isin(weights, (-1.0, 0.0, 1.0)).all()):
         return product, 2 * error
+    # ‖Σ_a |w_a||r_a|‖ ≤ ‖w‖₁·max_a ‖r_a‖.
     longest = float(np.linalg.norm(rows, axis=1).max())
     roundoff = gamma(len(rows) + 4) * longest
     return product, heaviest * (error + roundoff) * (1 + 1e-8)

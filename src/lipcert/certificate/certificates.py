@@ -50,6 +50,7 @@ class Certificates(Shown):
 
     def certified_accuracy(self, epsilon: float) -> float:
         """Share of inputs that are classified correctly and certified at radius ε."""
+        # torch has no mean of truth values; as float64 they are counted exactly, however many there are.
         return float((self.correct & (self.radius >= epsilon)).double().mean())
 
     def certified_accuracies(self, epsilons: Iterable[float]) -> list[float]:

@@ -61,29 +61,36 @@ class Certifier:
     def _prepare(self, model: nn.Module | Network, bound: Bound, longest_sum: int | None) -> None:
         if not isinstance(bound, Bound):
             raise OptionError(f"bound is {type(bound).__name__}, expected what lipcert.bound or Bound.load returns")
+        # From the model to what is executed: its program, compared with the bound, then frozen, then split.
         traced = model
         if not isinstance(traced, Network):
             traced = trace(traced, bound.facts.input_shape)
         check_arithmetic(traced.dtype, traced.device)
         check_finite(traced.program)
+        # What operators that are not torch's own compute now; asked again after every batch.
         self.probes = probes(traced.program)
         bound.check_belongs(traced)
+        # Not before `check_belongs`: the bound is one of the model with one logit.
         if has_one_logit(traced):
             traced, bound = with_two_logits(traced, bound)
         check_covered(traced)
         self.bound = bound
         self.classes = traced.classes
+        # From here on the tensors are copies, which nothing done to the model can change.
         program = traced.program.frozen()
         if longest_sum is not None:
             program = split_sums(program, longest_sum)
+        # Weights that the model computes, such as those of a weight norm, can overflow on their own.
         check_finite(program)
         self.network = normal_form(program, check=False)
         with torch.no_grad():
             exact = normal_form(program, exact=True)
+            # T_k of the bound belong to its sites: a rewrite of the sums must not add or remove any.
             if exact.depth != traced.depth:
                 raise OptionError("with longest_sum, the model has other nonlinearities than its bound; leave it out")
             stages = stage_bounds(self.network, exact)
             self.rounding = rounding_model(self.network, exact, stages, bound)
+        # L_yi + κ_yi, the denominator of the radius, (K, K).
         self.constants = bound.pairwise(self.classes) + self.rounding.growth
         if not bool(torch.isfinite(self.constants).all()) or not self.rounding.reach > 0:
             raise NonFiniteError(
@@ -103,6 +110,7 @@ class Certifier:
 
     def certify(self, x: Tensor, first: int = 0, label: Tensor | None = None) -> Certificates:
         """Certificates of one batch; `first` is the index of its first input, for messages."""
+        # For every batch: TF32 or autocast may have been switched on since the last one.
         check_arithmetic(self.network.dtype, self.network.device)
         check_input(x, self.network.input_shape, self.network.dtype)
         check_finite_inputs(x, first)
@@ -112,21 +120,27 @@ class Certifier:
         if x.dim() == 4:
             # Convolutions are fastest in this memory format; the error analysis holds in any.
             x = x.contiguous(memory_format=torch.channels_last)
+        # Logits and error bounds come from one execution, so that they are about the same roundings.
         execution = self.error_pass.execute(x).cpu()
+        # Not `>`: NaN has to be refused, too.
         if not float(execution.largest) <= LARGEST[self.network.dtype]:
             self._refuse_overflow(x, first)
         check_operators(self.network.program, self.probes)
+        # Exact: every float32 number is one of float64.
         logits = execution.logits.double()
         prediction = logits.argmax(1)
         errors = self.rounding.errors(execution, prediction)
+        # Of two equal logits argmax takes one; their margin is 0, and so is the radius.
         margins = logits.gather(1, prediction[:, None]) - logits  # (B, K)
         radius = certified_radius(margins, errors, self.constants[prediction], prediction)
+        # Farther away something may overflow, where the error analysis does not hold.
         radius = radius.clamp(max=self.rounding.reach)
         return Certificates(prediction, _smallest_other(margins, prediction), radius, self.bound.guarantee, label)
 
     def _refuse_overflow(self, x: Tensor, first: int) -> NoReturn:
         """Find the first input whose values are too large."""
         limit = LARGEST[self.network.dtype]
+        # One by one, only to name the input.
         for k in range(len(x)):
             if not float(self.error_pass.execute(x[k : k + 1]).largest) <= limit:
                 break
@@ -142,7 +156,9 @@ def certified_radius(margins: Tensor, errors: Tensor, constants: Tensor, predict
     The differences of logits are exact to 2^-53 of the logits, which the rounding-down of the result does not cover:
     the errors do, because they contain a rounding of the logits themselves.
     """
+    # Where errors may exceed the margin nothing is certified: the radius is 0, not negative.
     slack = (margins - errors).clamp(min=0)
+    # L_yi = 0 if two logits differ by a constant: the ratio is then huge or infinite, and `reach` limits the radius.
     ratios = torch.where(slack > 0, slack / torch.maximum(constants, _TINY), 0.0)
     return _smallest_other(ratios, prediction) * _ROUND_DOWN
 
@@ -198,8 +214,10 @@ def _certify_batches(
     certificates: list[Certificates] = []
     done = 0
     for inputs, label in batches:
+        # A loader tells the shape of its inputs with the first batch only.
         if certifier is None:
             certifier = make(inputs)
+        # `done` makes error messages count inputs over all batches.
         certificates.append(certifier.certify(inputs, done, label))
         done += len(inputs)
         progress("certifying", len(certificates) / total)

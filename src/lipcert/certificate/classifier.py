@@ -41,6 +41,7 @@ class CertifiedClassifier(nn.Module):
         super().__init__()
         certifier = Certifier(model, bound, longest_sum)
         network = certifier.network
+        # E(x) ≤ E(0) + κ·|x|: the error analysis of one input, made here once, serves all others.
         zero = torch.zeros(1, *bound.facts.input_shape, dtype=network.dtype, device=network.device)
         with torch.no_grad():
             reference = certifier.error_pass.execute(zero)
@@ -50,10 +51,12 @@ class CertifiedClassifier(nn.Module):
         self._bound = bound
         self._dtype = network.dtype
         program, before = network.program, certifier.probes
+        # None for most models, so that calls do not pay for what they cannot need.
         self._check_operators = (lambda: check_operators(program, before)) if before else None
         # In tuples, not as parts of the module: a state dict could replace them, or a conversion make them too small.
         self._program = (network.program.module(),)
         reach = torch.tensor(certifier.rounding.reach, dtype=torch.float64)
+        # L + κ, E(0), κ, (K, K) each, and how far from the zero input nothing overflows.
         numbers = (certifier.constants, errors, certifier.rounding.growth, reach)
         self._numbers = tuple(number.to(network.device) for number in numbers)
 
@@ -95,6 +98,7 @@ class CertifiedClassifier(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Logits as the program computes them, and certified radii in float64."""
         check_input(x, self._bound.facts.input_shape, self._dtype)
+        # A graph has no place for checks of the machine's state: what can be checked is checked while exporting.
         if torch.compiler.is_exporting():
             if not torch.compiler.is_dynamo_compiling():
                 check_arithmetic(self._dtype, x.device)
@@ -114,18 +118,22 @@ class CertifiedClassifier(nn.Module):
     def _certified(self, x: Tensor) -> tuple[Tensor, Tensor]:
         constants, reference_errors, growth, reach = self._numbers
         rows = x.reshape(x.shape[0], prod(x.shape[1:])).double()
+        # Rounded up: a distance that is too small would leave errors out.
         distance = torch.linalg.vector_norm(rows, dim=1)[:, None] * _ROUND_UP
         logits: Tensor = self._program[0](x)
         wide = logits.double()
         prediction = wide.argmax(1)
         margins = wide.gather(1, prediction[:, None]) - wide
+        # At x and at a point x′ of the ball together. By κ·|x − x′| the latter may be larger: that is in `constants`.
         errors = 2 * (reference_errors[prediction] + growth[prediction] * distance)
         radius = certified_radius(margins, errors, constants[prediction], prediction)
+        # Comparisons with NaN are false: an input with NaN has no distance below `reach`, and the radius 0.
         in_range = torch.isfinite(wide).all(1) & (distance[:, 0] < reach)
         return logits, torch.where(in_range, torch.minimum(radius, reach), 0.0)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> CertifiedClassifier:
         """Moves to other devices; the types of all tensors stay, for the certificates are about them."""
+        # `fn` may convert as well, as in .half(): all that is taken from it is where it moves an empty tensor.
         device = fn(torch.zeros(0)).device
         self._numbers = tuple(number.to(device) for number in self._numbers)
         self._program[0].to(device=device)

@@ -36,6 +36,7 @@ def from_numpy(value: Any, model: nn.Module | None = None) -> Any:
     if isinstance(value, np.ma.MaskedArray):
         raise ShapeError("the array is masked; fill what is masked with x.filled(…)")
     try:
+        # torch takes neither foreign byte orders nor negative strides, and warns about arrays that are read-only.
         native = value.astype(value.dtype.newbyteorder("="), copy=False)
         tensor = torch.from_numpy(np.require(native, requirements=["C", "W"]))
     except TypeError:
@@ -45,6 +46,7 @@ def from_numpy(value: Any, model: nn.Module | None = None) -> Any:
         return tensor
     dtype = weights[0].dtype
     converted = tensor.to(dtype)
+    # NaN equals nothing. It passes here, to be refused by `check_finite_inputs`, which names the input.
     exact = (converted.to(tensor.dtype) == tensor) | tensor.isnan()
     if not bool(exact.all()):
         name = str(dtype).removeprefix("torch.")
@@ -59,6 +61,7 @@ def batch_count(x: Inputs, size: int) -> float:
     """How many batches there will be; infinite if a loader does not tell."""
     if isinstance(x, Tensor):
         check_dense(x)
+        # At least 1: progress divides by it.
         return max(1, ceil(len(x) / size))
     if isinstance(x, Sized):
         return max(1, len(x))
@@ -67,6 +70,7 @@ def batch_count(x: Inputs, size: int) -> float:
 
 def batches_of(x: Inputs, labels: Tensor | None, size: int) -> Iterator[tuple[Tensor, Tensor | None]]:
     """Inputs and their labels, if there are any, from a tensor or from a loader."""
+    # Before the test for iterables: a data set may be indexed only, and gives single inputs.
     if isinstance(x, TorchDataset):
         x = DataLoader(x, size)
     if isinstance(x, Tensor):
@@ -79,6 +83,7 @@ def batches_of(x: Inputs, labels: Tensor | None, size: int) -> Iterator[tuple[Te
         return
     if labels is not None:
         raise OptionError("labels go with a tensor of inputs; let the loader give (inputs, labels) instead")
+    # Asked before the loop, which would fail with a message that helps nobody.
     if hasattr(x, "test"):
         raise ShapeError("inputs are a lipcert.data.Dataset; pass dataset.test.pixels() and labels=dataset.test.labels")
     if not isinstance(x, Iterable):

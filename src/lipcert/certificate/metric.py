@@ -34,6 +34,7 @@ class CertifiedAccuracy(nn.Module):
         listed = [epsilons] if isinstance(epsilons, int | float) else list(epsilons)
         if not listed or not all(0 < epsilon < float("inf") for epsilon in listed):
             raise OptionError(f"epsilons are {listed}, expected positive numbers such as 0.25")
+        # A dictionary keeps each ε once and in its order; `compute` has them as keys.
         self.epsilons = [float(epsilon) for epsilon in dict.fromkeys(listed)]
         # How many inputs there were, are correct, and are certified at each ε.
         self.register_buffer("counts", torch.zeros(2 + len(self.epsilons), dtype=torch.int64), persistent=False)
@@ -47,6 +48,7 @@ class CertifiedAccuracy(nn.Module):
         if logits.shape[1] < 2:
             raise ShapeError("there is one logit; pass what CertifiedClassifier returns, which are two")
         correct = logits.argmax(1) == labels.to(logits.device)
+        # Counts instead of shares: they add up over batches of different sizes and over processes.
         counts = [len(correct), int(correct.sum())]
         for epsilon in self.epsilons:
             counts.append(int((correct & (radius >= epsilon)).sum()))
@@ -56,6 +58,7 @@ class CertifiedAccuracy(nn.Module):
 
     def compute(self) -> dict[float, float]:
         """The shares, by ε; that at 0 is the clean accuracy."""
+        # A copy: reduced in place, a second call would count all processes twice.
         counts = self.counts.clone()
         if dist.is_available() and dist.is_initialized():
             dist.all_reduce(counts)

@@ -32,6 +32,7 @@ def write_onnx(classifier: CertifiedClassifier, path: Path) -> None:
     shape, dtype = classifier.input_shape, classifier.dtype
     sample = sample_inputs(2, shape, dtype)[0]
     model = _exported(classifier, sample)
+    # Before anything is written: a file with wrong numbers must not exist under any name.
     _check_numbers(model.graph, path)
     facts = {
         "lipcert": VERSION, "guarantee": classifier.guarantee, "fingerprint": classifier.fingerprint,
@@ -40,6 +41,7 @@ def write_onnx(classifier: CertifiedClassifier, path: Path) -> None:
     }  # fmt: skip
     for key, value in facts.items():
         model.metadata_props.add(key=key, value=value)
+    # An error in the comparison removes the temporary file and leaves an earlier one as it was.
     with replace_file(path) as temporary:
         onnx.save(model, str(temporary))
         _check(classifier, temporary, path)
@@ -74,6 +76,7 @@ def _check_numbers(graph: Any, path: Path) -> None:
     """Refuse numbers that were rounded to float32 before they are used in float64: radii would be too large."""
     onnx: Any = needed("onnx")
     rounded: dict[str, float] = {}
+    # A Constant in float32 that a Cast widens has lost its digits before; 1 − 2^-45 would have become 1.
     narrow = {value.name for value in graph.value_info if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT}
     for node in graph.node:
         if node.op_type == "CastLike" and node.input[1] in narrow:  # numbers that are used in float32
@@ -92,6 +95,7 @@ def _check_numbers(graph: Any, path: Path) -> None:
 def _check(classifier: CertifiedClassifier, file: Path, path: Path) -> None:
     """Refuse a file with other outputs than the classifier's."""
     session = open_session(file)
+    # Not the number of rows that was exported: the batch axis has to be free.
     for rows in (1, 5):
         for x in sample_inputs(rows, classifier.input_shape, classifier.dtype):
             found = run_session(session, x, OUTPUTS)

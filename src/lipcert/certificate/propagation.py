@@ -49,15 +49,20 @@ class RoundingModel:
 
     def errors(self, execution: Execution, predictions: Tensor) -> Tensor:
         """(B, K): bound on the errors of z_y − z_i at the input and at any point near it together."""
+        # D = d⁰ + d of all sites, for errors at both points together.
         spread = execution.sites @ self.amplify.T  # (B, n)
+        # Row y of (T + q)_k for the predicted class y of each input: (B, n, K).
         travelled = torch.einsum("bk,bki->bi", spread, self.tails.transpose(0, 1)[predictions])
+        # e_y + e_i, which the last stage makes at the centre and, up to κ·R and q·D, at the other point.
         last = execution.output.gather(1, predictions[:, None]) + execution.output
         return (2 * last + travelled) * (1 + 1e-9)
 
     def errors_from(self, reference: Execution) -> Tensor:
         """(K, K): bound on the errors of z_a − z_b at the reference input; at distance r add r·growth."""
+        # Errors at one point only: the classifier doubles what it makes of them.
         at_sites = (reference.sites @ self.ball.T)[0]
         travelled = torch.einsum("k,kab->ab", at_sites, self.tails)
+        # d at x is in `tails` already, with T + q; q·d⁰ of the reference is what is added here.
         last = _pairs(reference.output[0])
         return (last + travelled + _pairs(self.last_stage @ reference.sites[0])) * (1 + 1e-9)
 
@@ -75,21 +80,28 @@ def rounding_model(network: Network, exact: Network, stages: Stages, bound: Boun
     n = network.depth
     lipschitz, made = _site_constants(network, exact)
     to_output = lipschitz[:, None] * bound.between.cpu() + torch.eye(n + 1, dtype=torch.float64)  # Λ_il, sites 0..n
+    # Lip_i times the constant up to the input of site i, and 1 for what a site itself has made.
     from_input, from_sites = to_output[:, 0], to_output[:, 1:]  # U_i, and Λ_il with l = 1..n
+    # Sums of absolute products grow by at most norms·U per unit of distance.
     reach = LARGEST[network.dtype] / max(1.0, float((stages.norms @ from_input).max()))
     slope = lipschitz[1:, None]
     stage = stages.errors  # q_ki, sites k = 1..n, i = 0..n
+    # Errors of the stage, then those of the nonlinearity's own rounding, relative to a value that grows with U_k.
     g = (slope * (stage @ from_input[:, None]))[:, 0] + 2 * made * from_input[1:]
     s = slope * (stage @ from_sites) + 2 * made[:, None] * from_sites[1:]
     s = torch.tril(s) * 1.01  # site k sees only what sites l ≤ k have made
     # d ≤ d⁰ + gR + S(d⁰ + d), solved for d: (I − S) d ≤ (I + S) d⁰ + gR.
     identity = torch.eye(n, dtype=torch.float64)
+    # (I − S)⁻¹ = I + S + S² + … has no negative entries; where rounding makes one, it is a zero.
     inverse = torch.linalg.inv(identity - s).clamp(min=0)
     ball = inverse @ (identity + s) * (1 + 1e-4)
+    # ((I − S)⁻¹g)_k: by how much the error at site k grows per unit of distance.
     spread = inverse @ g * (1 + 1e-4)
     last_stage = stages.logits @ from_sites
     tails = _site_tails(bound, n, network.classes)
+    # An error at site k reaches z_a − z_b by T_k, and makes the last stage err more in z_a and in z_b.
     tails = tails + last_stage.T[:, :, None] + last_stage.T[:, None, :]
+    # κ_ab: by way of the sites, and in the last stage because its own inputs grow with R.
     growth = torch.einsum("k,kab->ab", spread, tails) + _pairs(stages.logits @ from_input)
     return RoundingModel(tails, last_stage, identity + ball, ball, growth * (1 + 1e-9), reach)
 

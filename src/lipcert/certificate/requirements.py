@@ -28,6 +28,7 @@ def check_covered(network: Network) -> None:
     reason = "its rounding errors are unknown: it is bounded, but not certified; if its rule is your own, "
     remedies: dict[str, str] = {}
     for node in network.nodes:
+        # Such an operation has a norm, so it can be bounded; without its roundings a radius would be a guess.
         if not all(edge.op.covered for edge in node.edges):
             remedies[node.name] = "state terms= and nonnegative=True in its rule"
     for site in network.sites:
@@ -41,6 +42,7 @@ def check_operators(program: Program, before: Sequence[tuple[str, str]]) -> None
     """Refuse operators that do not compute any more what they computed `before` (see `probes`), naming the first."""
     if not before:
         return
+    # The order is that of the program, which is frozen.
     for (name, value), (_, now) in zip(before, probes(program), strict=True):
         if now != value:
             raise BoundError(
@@ -53,8 +55,10 @@ def check_input(x: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     """Refuse inputs of another shape or type than the model's."""
     check_dense(x)
     if tuple(x.shape[1:]) != shape:
+        # The commonest mistake has a remedy of its own.
         hint = "; a single input needs a batch axis, x[None]" if tuple(x.shape) == shape else ""
         raise ShapeError(f"inputs have shape {tuple(x.shape[1:])} each, the bound is for {shape}{hint}")
+    # A silent conversion would round the input, and the radius would be one around another point.
     if x.dtype != dtype:
         remedy = f"x.to({dtype})" + ("" if x.is_floating_point() else " / 255, if they are pixels")
         raise ShapeError(f"inputs have dtype {x.dtype}, the model computes in {dtype}; use {remedy}")
@@ -103,6 +107,7 @@ def check_arithmetic(dtype: torch.dtype, device: torch.device) -> None:
         raise OptionError(f"certificates cover models in float32 and float64, not {dtype}; convert the model")
     if torch.is_autocast_enabled(device.type):
         raise OptionError("autocast computes with fewer bits than the error analysis assumes; certify outside of it")
+    # Winograd's algorithm adds and subtracts inputs before it multiplies: γ|A||x| does not bound its errors.
     if device.type == "cpu" and dtype == torch.float32 and not _is_plain_convolution():
         raise OptionError(
             "with oneDNN switched off, torch computes convolutions by Winograd's algorithm, whose rounding errors are "
@@ -118,6 +123,7 @@ def check_arithmetic(dtype: torch.dtype, device: torch.device) -> None:
 
 def _is_plain_convolution() -> bool:
     """Whether float32 convolutions on the CPU are sums of products: NNPACK's are not, and step in without oneDNN."""
+    # torch asks oneDNN first, and for the direct algorithm.
     if torch._C._has_mkldnn and torch._C._get_mkldnn_enabled():
         return True
     return not torch._C._get_nnpack_enabled()
@@ -133,6 +139,7 @@ def _uses_fewer_bits(device: torch.device) -> bool:
             return True
     if device.type == "cuda" and torch.backends.cudnn.allow_tf32:
         return True
+    # Newer versions of torch have switches per backend and operation, on CPUs as well; older ones lack some of them.
     mkldnn = torch.backends.mkldnn
     switches = (torch.backends, mkldnn, getattr(mkldnn, "conv", None), getattr(mkldnn, "matmul", None))
     return any(getattr(switch, "fp32_precision", "none") not in ("none", "ieee") for switch in switches)

@@ -85,6 +85,7 @@ def stage_bounds(network: Network, exact: Network) -> Stages:
     before, after = _weighted_before(exact), _weighted_after(exact, users)
     coarse = _coarse_nodes(exact, users)
     nodes: list[NodeBounds] = []
+    # m_w, q_w and Σ μ_e m_u of all nodes, by the site i = 0..n whose output changes.
     maps, grown, norms = torch.zeros(3, len(exact.nodes), exact.depth + 1, dtype=torch.float64)
     for v, node in enumerate(exact.nodes):
         roundings = network.nodes[v].roundings
@@ -92,11 +93,13 @@ def stage_bounds(network: Network, exact: Network) -> Stages:
         if roundings:
             roundoff = gamma(roundings + 1, network.dtype)
         carried, sums, flushed = [], [], []
+        # A stage begins: m = 1 here, q = 0.
         if v in exact.site_of_output:
             maps[v, exact.site_of_output[v]] = 1.0
         for edge in node.edges:
             u, op = edge.source, edge.op
             mu = sigma = magnitude_norm(op, like)
+            # ‖A‖ ≤ ‖|A|‖. A proof of ‖A‖ takes time, and pays where weighted operations follow each other.
             if op.weighted and (before[u] or after[v]):
                 sigma = min(mu, operation_norm(op))
             small = _flushed(op, network.dtype)
@@ -105,6 +108,7 @@ def stage_bounds(network: Network, exact: Network) -> Stages:
             flushed.append(small)
             maps[v] += sigma * maps[u]
             norms[v] += mu * maps[u]
+            # q_w = Σ_e (σ_e + 2γμ_e)·q_u + γ·Σ_e μ_e m_u; weights that are flushed to zero count like roundings.
             grown[v] += carried[-1] * grown[u] + (roundoff * mu + small) * maps[u]
         measured = before[v] and any(op.weighted for _, op in users[v])
         lost = underflow_loss(node, roundings, network.dtype)
@@ -121,10 +125,12 @@ def _collect(exact: Network, nodes: list[NodeBounds], maps: Tensor, grown: Tenso
     factors = []
     logits = torch.zeros(exact.classes, exact.depth + 1, dtype=torch.float64)
     for edge, small in zip(exact.nodes[last].edges, nodes[last].flushed, strict=True):
+        # One logit is one row a of A: ‖A_a‖ = ‖|A_a|‖ is its σ and its μ.
         row = _row_norms(edge.op, like)
         factors.append(row * (1 + 2 * roundoff) + 2 * small)
         logits += row[:, None] * ((1 + 2 * roundoff) * grown[edge.source] + roundoff * maps[edge.source])
         logits += small * (2 * grown[edge.source] + maps[edge.source])
+    # (n, n+1): the rows of the nodes that sites 1..n read.
     errors = grown[[site.source for site in exact.sites[1:-1]]]
     rounded = 1 + 1e-6  # the sums above
     return Stages(tuple(nodes), tuple(factors), errors * rounded, logits * rounded, norms * rounded)
@@ -134,6 +140,7 @@ def _flushed(op: LinearOp, dtype: torch.dtype) -> float:
     """The norm of what a matrix loses if entries below the smallest normal number are taken for zero."""
     if not op.denormal():
         return 0.0
+    # A matrix of entries of at most tiny: its norm is at most tiny·√(rows·columns).
     return torch.finfo(dtype).tiny * sqrt(prod(op.in_shape) * prod(op.out_shape))
 
 
@@ -141,6 +148,7 @@ def underflow_loss(node: Node, roundings: int, dtype: torch.dtype) -> float:
     """What an entry loses where products and operands underflow; in products of three, times a factor of up to 16."""
     if roundings == 0:
         return 0.0
+    # 2·terms for the products, Σ|A| of the heaviest entry for the operands.
     total = 2.0 * roundings + 2.0
     for edge in node.edges:
         ones = torch.ones(1, *edge.op.in_shape, dtype=torch.float64)
@@ -156,6 +164,7 @@ def _offset_norm(node: Node) -> float:
 
 def _row_norms(op: LinearOp, like: Tensor) -> Tensor:
     """(K,): norms of the rows of A, from above."""
+    # Aᵀe_a is row a of A.
     unit = torch.eye(prod(op.out_shape), dtype=like.dtype, device=like.device)
     rows = op.adjoint(unit.reshape(-1, *op.out_shape)).reshape(len(unit), -1)
     return row_norms(rows).cpu() * (1 + 1e-6)
@@ -177,6 +186,7 @@ def _weighted_before(network: Network) -> list[bool]:
     """Whether a path of the stage leads through a weighted operation to each node."""
     weighted: list[bool] = []
     for node in network.nodes:
+        # Nodes are in topological order, and outputs of sites have no edges: a stage begins with False.
         weighted.append(any(edge.op.weighted or weighted[edge.source] for edge in node.edges))
     return weighted
 
@@ -199,15 +209,18 @@ def _coarse_nodes(network: Network, users: Users) -> set[int]:
     leading: set[int] = set()
     for v in reversed(range(len(network.nodes))):
         edges = network.nodes[v].edges
+        # Backwards: `leading` is what reaches the input of a nonlinearity; the others are wanted logit by logit.
         if v in ends or any(w in leading for w, _ in users[v]):
             leading.add(v)
         if v in leading and edges and all(edge.op.terms < _FOLLOWED_TERMS for edge in edges):
             few.add(v)
     coarse: set[int] = set()
+    # Forwards: convolutions of few products, and what follows from them, for behind a norm there are no entries.
     for v in sorted(few):
         edges = network.nodes[v].edges
         if any(e.op.coarse or e.source in coarse for e in edges):
             coarse.add(v)
+    # Backwards again: errors that all readers turn into norms need no entries either.
     for v in sorted(few - ends, reverse=True):
         if all(w in coarse for w, _ in users[v]):
             coarse.add(v)

@@ -39,6 +39,8 @@ class BatchCertifier(Protocol):
     def certify(self, x: Tensor, first: int = 0, label: Tensor | None = None) -> Certificates: ...
 
 
+# Invariant of the two files: the rows that the checksum covers are complete and of this origin. A batch is appended
+# first and covered afterwards; a process that is killed in between leaves rows that the next one cuts off and repeats.
 def certify_to_csv(
     certifier: BatchCertifier,
     batch: Batch,
@@ -65,6 +67,7 @@ def certify_to_csv(
     if len(rows) > count:
         raise ResumeError(f"{path} holds {len(rows)} certificates, more than {count}; choose another folder")
     batches = [_from_rows(rows, certifier.guarantee)]
+    # Two processes, batches of 4: inputs 0–3 | 4–7, then 8–11 | 12–15; gathered in this order.
     for start in range(len(rows), count, batch_size * process_count()):
         first = min(count, start + process_rank() * batch_size)
         piece = _certified(certifier, batch, first, min(count, first + batch_size), inspect)
@@ -97,6 +100,7 @@ def _append(path: Path, written: bytes) -> None:
     with path.open("ab") as file:
         file.write(written)
         file.flush()
+        # On the disk before the checksum is: after a power cut it must not cover rows that were never written.
         os.fsync(file.fileno())
 
 
@@ -104,6 +108,7 @@ def read_certificates(path: str | Path, guarantee: str = "") -> Certificates:
     """The certificates in a CSV file; if there is a checksum beside it, those that it covers."""
     path = Path(path)
     recorded = _read_origin(path)
+    # Rows behind those that are covered may be half written.
     if "sha256" in recorded:
         content = _covered(path, recorded)
     else:
@@ -133,9 +138,11 @@ def _begin(path: Path, fingerprint: str, origin: str) -> bytes:
     check_continues(path, fingerprint, origin)
     if path.exists():
         covered = _covered(path, _read_origin(path))
+        # Appending behind half a row would damage it and the next one.
         os.truncate(path, len(covered))
         return covered
     header = (",".join(HEADER) + "\n").encode()
+    # Origin first: a file without one is refused, an origin without a file is begun anew.
     _write_origin(path, fingerprint, origin, 0, hashlib.sha256(header).hexdigest())
     with replace_file(path) as temporary:
         temporary.write_bytes(header)
@@ -145,6 +152,7 @@ def _begin(path: Path, fingerprint: str, origin: str) -> bytes:
 def _covered(path: Path, recorded: dict[str, Any]) -> bytes:
     """The header and the rows that the checksum covers. It finds changes, but stops nobody who computes it anew."""
     lines = path.read_bytes().splitlines(keepends=True)
+    # The header is a line, too.
     covered = b"".join(lines[: 1 + recorded["rows"]])
     if hashlib.sha256(covered).hexdigest() != recorded["sha256"]:
         raise ResumeError(
@@ -179,6 +187,7 @@ def _read_origin(path: Path) -> dict[str, Any]:
 
 
 def _parse(content: bytes, path: Path) -> list[list[str]]:
+    # An empty file has no lines, but needs a header to be compared.
     header, *rows = [*csv.reader(content.decode(errors="replace").splitlines())] or [[]]
     if tuple(header) != HEADER or not all(map(_is_row, rows, range(len(rows)))):
         raise ResumeError(
@@ -194,6 +203,7 @@ def _is_row(row: list[str], index: int) -> bool:
         margin, radius = map(float, row[3:])
     except ValueError:
         return False
+    # Rows are numbered without gaps, so that the number of rows says where to go on. torch counts in 64 bits.
     if place != index or min(label, prediction) < 0 or max(label, prediction) >= 2**63:
         return False
     return isfinite(margin) and isfinite(radius) and min(margin, radius) >= 0
@@ -203,11 +213,13 @@ def _to_rows(first: int, label: Tensor, certificates: Certificates) -> bytes:
     text = ""
     prediction, margin, radius = certificates.prediction, certificates.margin, certificates.radius
     for k in range(len(certificates)):
+        # repr gives the shortest text that reads back as the same float64: radii survive the file bit for bit.
         text += f"{first + k},{int(label[k])},{int(prediction[k])},{float(margin[k])!r},{float(radius[k])!r}\n"
     return text.encode()
 
 
 def _from_rows(rows: list[list[str]], guarantee: str) -> Certificates:
+    # A file with a header alone has five empty columns.
     columns = list(zip(*rows, strict=True)) or [()] * len(HEADER)
     label, prediction = torch.tensor([[*map(int, columns[1])], [*map(int, columns[2])]], dtype=torch.long)
     margin, radius = torch.tensor([[*map(float, columns[3])], [*map(float, columns[4])]], dtype=torch.float64)

@@ -53,6 +53,7 @@ def attack(
     loaded = named_model(model, weights, input_shape)
     epsilons = checked_epsilons(eps)
     loaded, dataset, count = named_data(loaded, data, data_dir, limit)
+    # The first ones, so that the figures belong to those that `lipcert certify --limit` gives.
     test = dataset.test.take(slice(0, count))
     settings = {"steps": steps, "step": step, "restarts": restarts}
     with progress_bar(hidden=quiet or as_json) as progress:
@@ -80,8 +81,10 @@ def _accuracies(
         label = test.labels[first : first + _BATCH]
         with torch.no_grad():
             right = loaded.model(x).argmax(1) == label
+        # Away from the label, so that inputs that are wrong already count as found and are masked by `right`.
         attacked = attacks.pgd(loaded.model, x, label, epsilon, **settings)
         clean += int(right.sum())
         survived += int((right & ~attacked.success).sum())
+        # The last batch may be shorter.
         progress(f"attacking, ε = {epsilon:g}", min(1.0, (first + _BATCH) / len(test)))
     return {"epsilon": epsilon, "clean": clean / len(test), "attacked": survived / len(test)}

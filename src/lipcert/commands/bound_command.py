@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 ALL = "all"
 """The method that stands for all of them, with the sampled slopes as the floor."""
+# What takes seconds: methods that fit or solve something are asked for by name.
 QUICK = ("naive", "liplt")
 
 
@@ -38,6 +39,7 @@ MaxMemory = Annotated[
 ]
 
 
+# typer reads names, defaults and help of the options from this signature, and --help from the docstring.
 def bound(
     model: Model,
     weights: Weights = None,

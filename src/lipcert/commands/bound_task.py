@@ -52,7 +52,9 @@ class BoundTask:
         """Target by target, so that methods stand below each other."""
         rows = []
         for method in methods:
+            # All targets of a method at once: they share its norms.
             rows += self.estimates(method) if self.iterations else self.bounds(method, self.targets)
+        # Stable: within a target methods keep the order in which they were given.
         return sorted(rows, key=lambda row: self.targets.index(row.target))
 
     def everything(self) -> list[ConstantRow]:
@@ -60,16 +62,19 @@ class BoundTask:
         rows: list[ConstantRow] = []
         for method in ESTIMATES if self.iterations else METHODS:
             rows += self.estimates(method) if self.iterations else self.bounds_or_reasons(method, self.targets)
+        # The floor is last, below all bounds.
         return rows + self.promised() + self.floor()
 
     def bounds(self, method: str, targets: Sequence[str]) -> list[ConstantRow]:
         bounds = self.kept.find(method, targets)
+        # All or none: what is missing shares its norms with what is there.
         if len(bounds) < len(targets):
             bounds = self.computed(method, targets)
             self.kept.add(method, bounds)
         return [ConstantRow(method, name, b.mean, b.seconds, b.guarantee) for name, b in bounds.items()]
 
     def computed(self, method: str, targets: Sequence[str]) -> dict[str, Bound]:
+        # Coordinates that were learned in training are a better start than the identity.
         loaded, fit = self.loaded, FitOptions(start=self.loaded.scales)
         return bound_targets(
             loaded.model, loaded.input_shape, method, targets, options=self.options, fit=fit, network=loaded.network,
@@ -80,7 +85,9 @@ class BoundTask:
         try:
             return self.bounds(method, targets)
         except (TooLargeError, OptionError) as error:
+            # Messages are "what is wrong; what to do". A table has room for the first half.
             reason = str(error).split(";")[0]
+            # Too large for one target is too large for all; an option may be wrong for one of them.
             if isinstance(error, TooLargeError) or len(targets) == 1:
                 return [ConstantRow(method, target, None, 0.0, reason) for target in targets]
         rows = []
@@ -105,8 +112,10 @@ class BoundTask:
         )  # fmt: skip
         if estimator.scales is not None:
             estimator.scales.begin_with(loaded.scales or {})
+            # An estimator begins with plain coordinates or with those of the model; without fitting it says little.
             fit_scales(estimator, progress=lambda fraction: self.progress(f"{method} {target}", fraction))
         with torch.no_grad():
+            # Contributions sum to the mean of the value, whatever the target.
             return float(estimator.estimate().contributions.sum())
 
     def promised(self) -> list[ConstantRow]:
@@ -132,6 +141,7 @@ class BoundTask:
 def _mean(value: Tensor) -> float:
     """The mean constant; between a class and itself there is none."""
     count = value.numel()
+    # (K, K): the K zeros of the diagonal are no constants.
     if value.dim() == 2:
         count -= len(value)
     return float(value.sum()) / max(count, 1)

@@ -48,6 +48,7 @@ Norm = Annotated[str, typer.Option(help="Norm of the balls of --local: 2 or inf.
 Attack = Annotated[bool, typer.Option("--attack", help="Attack every input and cross-check its radius.")]
 
 
+# The other processes of `torchrun` help with the norms and the inputs, then leave; the first one attacks and writes.
 def certify(
     model: Model,
     data: Annotated[str | None, DATA_OPTION] = None,
@@ -146,6 +147,7 @@ def _table(summary: Summary, out: Path) -> TextTable:
         if entry.local is not None:
             accuracies.append(f"{entry.local:.2%}")
         radii = [f"{summary.mean_radius:.4f}", f"{summary.median_radius:.4f}"]
+        # Mean and median do not depend on ε; they stand in every row so that rows can be read alone.
         rows.append([f"{entry.epsilon:g}", *accuracies, *radii])
     locally = [f"certified locally ({summary.local_norm})"] if summary.local_norm else []
     return TextTable(

@@ -27,6 +27,7 @@ def export(
     quiet: Quiet = False,
 ) -> None:
     """A classifier with certified radii for other runtimes: as an ONNX file, or as a web page."""
+    # Before torch is imported, which takes seconds.
     if onnx is None and web is None:
         raise OptionError("nothing to write; give --onnx FILE, --web FOLDER or both")
     from lipcert.certificate import CertifiedClassifier
@@ -35,12 +36,14 @@ def export(
 
     loaded = named_model(model, weights, input_shape)
     with progress_bar(hidden=quiet) as progress:
+        # The captured network, not the model: it is the one that the bound below is compared with.
         classifier = CertifiedClassifier(loaded.network, _bound(loaded, progress))
     if onnx is not None:
         print_path("written", classifier.to_onnx(onnx))
     if web is not None:
         title: str = loaded.name
         names: tuple[str, ...] = ()
+        # A run folder knows the names of its classes; a file of weights does not.
         if (Path(model) / SUMMARY).exists():
             summary = read_summary(Path(model))
             title, names = summary.name or loaded.name, summary.class_names

@@ -21,6 +21,7 @@ class KeptBounds:
     """Finished bounds and norms of a network, in a folder with its fingerprint."""
 
     def __init__(self, network: Network) -> None:
+        # By the fingerprint: other weights, another program or other rules have another folder.
         self.folder = cache_dir() / "bounds" / fingerprint(network)[:32]
         self._network = network
 
@@ -29,8 +30,10 @@ class KeptBounds:
         found = {}
         for target in targets:
             known = Bound.find(self._path(method, target))
+            # The folder has half of the fingerprint in its name; the bound has all of it.
             if known is not None and known.belongs_to(self._network):
                 found[target] = known
+        # Processes that found different files would wait for each other in different places.
         return of_first(found)
 
     def add(self, method: str, bounds: Mapping[str, Bound]) -> None:
@@ -50,4 +53,5 @@ class KeptBounds:
             rmtree(self.folder, ignore_errors=True)
 
     def _path(self, method: str, target: str) -> Path:
+        # Another version may have another method under the same name.
         return self.folder / f"{VERSION}-{method}-{target}"

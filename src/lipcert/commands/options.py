@@ -27,6 +27,7 @@ METHOD_NAMES = "naive, liplt, rescaled, lt-sdp, ellipsoids, lipsdp, best"
 
 def _number(text: str) -> float:
     try:
+        # 36/255 is exact as a fraction and rounded once; Fraction reads 1.58 and 1e-3, too.
         return float(Fraction(text))
     except (ValueError, ZeroDivisionError):
         raise OptionError(f"--eps is {text!r}, expected a number or a fraction such as 36/255") from None
@@ -70,6 +71,7 @@ def named_model(spec: str, weights: Path | None, input_shape: str | None) -> Loa
     shape = None
     if input_shape is not None:
         sizes = input_shape.split(",")
+        # isdecimal refuses signs and points, which int or float would take.
         if not all(size.strip().isdecimal() and int(size) > 0 for size in sizes):
             raise OptionError(f"--input-shape is {input_shape!r}, expected numbers such as 3,32,32")
         shape = tuple(map(int, sizes))
@@ -84,6 +86,7 @@ def named_data(
 
     if limit is not None and limit < 1:
         raise OptionError(f"--limit is {limit}, expected 1 or more")
+    # Pixels in the dtype that the model computes in: radii are about what is executed.
     dataset = load(name, data_dir).in_dtype(loaded.dtype)
     loaded = loaded.for_images(dataset.input_shape)
     return loaded, dataset, min(limit or len(dataset.test), len(dataset.test))
@@ -93,6 +96,7 @@ def checked_epsilons(epsilons: Sequence[float]) -> list[float]:
     """Positive ones, each once."""
     if not epsilons or not all(0 < epsilon < float("inf") for epsilon in epsilons):
         raise OptionError(f"--eps is {list(epsilons)}, expected positive numbers such as 1.58")
+    # dict.fromkeys keeps the order, in which tables show them.
     return list(dict.fromkeys(epsilons))
 
 
@@ -110,9 +114,11 @@ def print_table(table: TextTable) -> None:
 
 def print_path(what: str, path: Path) -> None:
     """Where something is, on a line of its own that can be copied."""
+    # A path that is broken over two lines cannot be copied.
     console.print(f"{what}: {path}", soft_wrap=True)
 
 
 def print_json(values: Any) -> None:
     """Values for other programs."""
+    # Plain print: rich would wrap long lines and colour them.
     print(json.dumps(values, indent=2))

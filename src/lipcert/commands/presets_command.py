@@ -18,6 +18,7 @@ def list_presets() -> None:
     notes = []
     for name in presets():
         config = TrainConfig.preset(name)
+        # One below the other, to keep the table narrow.
         epsilons = "\n".join(f"{epsilon:.4g}" for epsilon in config.epsilons)
         table.add_row(name, config.model, config.loss.type, str(config.epochs), epsilons)
         notes.append(f"[bold]{name}[/]: {escape(config.note)}")

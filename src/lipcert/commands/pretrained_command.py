@@ -39,6 +39,7 @@ def _row(name: str, summary: Summary, entry: Accuracy, size: float) -> list[str]
     attacked = NOTHING
     if entry.attacked is not None:
         attacked = f"{entry.attacked:.2%}"
+        # Shares of different inputs look comparable: the number says that they are not.
         if summary.attacked_inputs < summary.inputs:
             attacked += f" of {summary.attacked_inputs:,}"
     figures = [f"{summary.clean:.2%}", attacked, f"{entry.certified:.2%}", f"{size:.1f}"]

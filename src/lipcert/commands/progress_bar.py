@@ -23,10 +23,12 @@ _SECONDS = 30.0
 @contextmanager
 def progress_bar(hidden: bool = False) -> Iterator[Progress]:
     """Progress with the remaining time and the latest figures, on standard error."""
+    # Standard output is for results, which may be piped.
     console = Console(stderr=True)
     if hidden:
         yield no_progress
     elif not console.is_terminal:
+        # A bar would fill a log with control characters.
         yield Lines()
     else:
         with _bar(console) as report:
@@ -42,6 +44,7 @@ class Lines:
 
     def __call__(self, what: str, fraction: float, figures: str = "") -> None:
         now = time.monotonic()
+        # Another piece of work, or the same one anew: its speed is measured from here.
         if what != self.what or fraction < self.fraction:
             self.what, self.first, self.began = what, fraction, now
         self.fraction = fraction
@@ -49,6 +52,7 @@ class Lines:
             return
         self.printed = now
         parts = [f"{what} {fraction:.0%}", figures]
+        # Time per fraction since the start of this piece, which a resumed run does not begin at 0.
         if self.first < fraction < 1:
             seconds = (now - self.began) * (1 - fraction) / (fraction - self.first)
             parts.insert(1, f"left {timedelta(seconds=round(seconds))}")
@@ -66,6 +70,7 @@ def _bar(console: Console) -> Iterator[Progress]:
         TextColumn("{task.fields[figures]}", table_column=Column(no_wrap=True, ratio=1)),  # what is left of the width
     )
     with Bar(*columns, console=console, transient=True, expand=True) as bar:
+        # A dictionary, for the function below to change.
         current: dict[str, Any] = {"what": None, "task": None, "fraction": 0.0}
 
         def report(what: str, fraction: float, figures: str = "") -> None:

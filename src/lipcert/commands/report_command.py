@@ -23,6 +23,7 @@ def report(
     from lipcert.models.shipped import shipped_folder
     from lipcert.report import write_report
 
+    # Before the page is written, which takes a while.
     if table is not None:
         check_choice("--table", table, list(TABLES))
     folders = []
@@ -35,4 +36,5 @@ def report(
     if table is None:
         print_path("report", page)
     else:
+        # The file as it was written, so that it can be piped.
         print(page.with_name(TABLES[table]).read_text("utf-8"), end="")

@@ -46,6 +46,7 @@ def reproduce(
         done = run_experiment(name, Plan(budget, protocol, epochs, seed), out, data_dir, progress)
     print_table(done.table())
     print_path("results", done.folder)
+    # After the table: what has succeeded is shown all the same.
     if done.failed:
         raise typer.Exit(1)
 
@@ -70,6 +71,7 @@ def _list_experiments() -> None:
 
 
 def _check_installed() -> None:
+    # Asked without importing, which takes a while.
     if find_spec("lipcert_experiments") is None:
         raise OptionError(
             "lipcert reproduce needs the package lipcert_experiments, which is not installed: "

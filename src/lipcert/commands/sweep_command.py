@@ -32,12 +32,14 @@ def sweep_command(
     from lipcert.training.sweeping import SWEEP, sweep
 
     base = TrainConfig.named(config)
+    # A fixed name, unlike that of a run: the same command finds what it has begun.
     folder = out or Path("sweeps") / base.name
     try:
         with progress_bar(hidden=quiet or as_json) as progress:
             cells = sweep(base, set_, seeds, folder, data_dir, progress)
     except KeyboardInterrupt:
         print("stopped; the same command continues the sweep", file=sys.stderr)
+        # The exit code is that of an interruption.
         raise
     page = write_report([run.folder for cell in cells for run in cell.runs], folder)
     if as_json:

@@ -42,6 +42,7 @@ def train_command(
     quiet: Quiet = False,
 ) -> None:
     """Train a certifiably robust classifier and certify it. Works under torchrun."""
+    # An option that is silently left out would be taken for one that was used.
     if resumed is not None and (config or set_ or run_dir or eps):
         raise OptionError("--resume continues a run as it was configured; leave out the preset and all other options")
     from lipcert.training import TrainConfig, resume, train
@@ -53,10 +54,12 @@ def train_command(
             else:
                 chosen = TrainConfig.named(config or DEFAULT)
                 if eps is not None:
+                    # Before the overrides: what a user sets by hand is in the new units already.
                     chosen = chosen.at_epsilon(eps)
                 run = train(chosen.with_overrides(set_ or []), run_dir, data_dir, progress)
     except KeyboardInterrupt as stop:
         if is_first_process():
+            # `working_in` has put the command that continues into the interruption.
             print(*(stop.args or ["stopped"]), file=sys.stderr)
         raise
     if is_first_process():

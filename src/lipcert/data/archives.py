@@ -26,6 +26,7 @@ def is_archive(path: Path) -> bool:
 def only_archive(folder: Path, start: str) -> Path | None:
     """The archive in the folder whose name begins so, if there is one; several are a DataError."""
     archives = sorted(filter(is_archive, folder.glob(f"{start}*")))
+    # Which one is meant would depend on their names, and figures on the guess.
     if len(archives) > 1:
         listed = ", ".join(path.name for path in archives)
         raise DataError(f"{folder} holds several archives, {listed}; keep one of them there")
@@ -42,6 +43,7 @@ def read_files(source: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[st
             name = _visible(path)
             if name and wanted(name):
                 yield name, read()
+    # Around the reading, not the opening: a truncated archive opens well and fails in the middle.
     except _DAMAGED as error:
         raise DataError(f"{source} is truncated or not an archive ({error}); fetch it again") from error
 
@@ -58,6 +60,7 @@ def source_digest(source: Path) -> str:
         return file_digest(source)
     digest = hashlib.sha256()
     for path in _walk(source):
+        # Contents would take as long as decoding does. An edit changes the time.
         stat = path.stat()
         digest.update(f"{path.relative_to(source).as_posix()}\n{stat.st_size} {stat.st_mtime_ns}\n".encode())
     return digest.hexdigest()
@@ -73,6 +76,7 @@ def read_bytes(path: Path) -> bytes:
 
 def _walk(folder: Path) -> Iterator[Path]:
     for parent, folders, files in os.walk(folder, followlinks=True):
+        # In place, which os.walk follows: file systems have orders of their own, and the digest must not.
         folders.sort()
         for name in sorted(files):
             yield Path(parent, name)
@@ -91,6 +95,7 @@ def _files(source: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
     else:
         with tarfile.open(source) as tar:
             for entry in tar:
+                # Links and devices are left out: nothing outside of the archive is ever read.
                 file = tar.extractfile(entry) if entry.isfile() else None
                 if file is not None:
                     yield entry.name, file.read

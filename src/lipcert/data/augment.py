@@ -37,6 +37,7 @@ class Augmentation(nn.Module):
         steps: list[nn.Module] = []
         if not (self.degrees or self.translate or self.flip):
             return steps
+        # Only here: most configurations have no augmentation.
         from kornia.augmentation import RandomAffine, RandomHorizontalFlip  # takes a while to import
 
         if self.degrees or self.translate:
@@ -54,6 +55,7 @@ class Augmentation(nn.Module):
             raise ShapeError(f"images: expected floating-point (B, C, H, W), got {images.dtype} {tuple(images.shape)}")
         if generator is None:
             return self._move(images)
+        # kornia takes no generator: the global one is seeded from it for a moment, and put back.
         seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)

@@ -37,6 +37,7 @@ def batch_indices(
     for name, value in (("seed", seed), ("epoch", epoch)):
         if value < 0:
             raise OptionError(f"{name} is {value}, expected 0 or more")
+    # numpy's, whose streams do not depend on the version of torch.
     generator = np.random.default_rng((seed, epoch))
     if classes_per_batch is None:
         order = torch.from_numpy(generator.permutation(len(labels)))
@@ -55,12 +56,15 @@ def _class_batches(
     left = np.array(list(map(len, members)))
     batches = []
     while left.any():
+        # Shuffled first and sorted stably: classes with equally many samples left take turns at random.
         ties = generator.permutation(len(left))
         chosen = ties[np.argsort(-left[ties], kind="stable")][:limit]
         size = min(batch_size, int(left[chosen].sum()))
+        # As if the batch were drawn without replacement from all samples of these classes.
         counts = generator.multivariate_hypergeometric(left[chosen], size, method="marginals")
         batch = []
         for label, count in zip(chosen, counts, strict=True):
+            # Taken from the end: the first left[label] members are those that are left.
             batch.append(members[label][left[label] - count : left[label]])
         left[chosen] -= counts
         batches.append(torch.from_numpy(generator.permutation(np.concatenate(batch))))

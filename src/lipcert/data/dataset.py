@@ -53,9 +53,11 @@ class Split:
         """Pixels in [0, 1] of the images at the index, or of all."""
         if index is None:
             index = slice(None)
+        # Converted after indexing: all of CIFAR-10 in float32 would be four times the size of its bytes.
         chosen = self.images[index].to(self.dtype)
         if self.images.is_floating_point():
             return chosen
+        # Divided in the final dtype: k/255 is rounded once, and differently in float32 and in float64.
         return chosen / self.maximum
 
     def take(self, index: Tensor | slice) -> Split:
@@ -82,6 +84,7 @@ class Dataset:
 
     def __post_init__(self) -> None:
         for name, split in self.splits.items():
+            # A label beyond the classes would index past the logits, in the middle of training.
             outside = split.labels[(split.labels < 0) | (split.labels >= self.classes)]
             if len(outside):
                 raise DataError(
@@ -90,6 +93,7 @@ class Dataset:
 
     def in_dtype(self, dtype: torch.dtype) -> Dataset:
         """The same data, with pixels of another dtype in the test split."""
+        # Training stays in float32; what is certified may be float64.
         return replace(self, test=replace(self.test, dtype=dtype))
 
     def holding_out(self, count: int) -> Dataset:
@@ -101,6 +105,7 @@ class Dataset:
             return self
         if count >= len(self.train):
             raise OptionError(f"validation is {count}, expected less than the {len(self.train)} training images")
+        # Seed 0 and not the run's: runs with different seeds are compared on the same images.
         train, validation = split_by_seed(self.train, 0, count / len(self.train))
         note = f"{self.note}; {len(validation):,} training images kept aside for validation"
         return replace(self, train=train, validation=validation, note=note)
@@ -134,14 +139,17 @@ def content_checksum(splits: Mapping[str, Split]) -> str:
     for name in sorted(splits):
         split = splits[name]
         unit = "float" if split.images.is_floating_point() else split.maximum
+        # Shapes and units are part of it: the same bytes as 28 × 28 or 784, or out of 16 or 255, are other data.
         digest.update(f"{name} {tuple(split.images.shape)} {unit}\n".encode())
         digest.update(split.images.contiguous().numpy().data)
+        # Little-endian on every machine.
         digest.update(split.labels.numpy().astype("<i8").data)
     return digest.hexdigest()
 
 
 def split_from_arrays(images: NDArray[np.uint8], labels: NDArray[np.integer], maximum: int = 255) -> Split:
     """A split from arrays of numpy, (N, C, H, W) and (N,)."""
+    # torch warns about arrays that cannot be written to, as those of np.frombuffer.
     contiguous = np.require(images, requirements=["C", "W"])
     return Split(torch.from_numpy(contiguous), torch.from_numpy(np.array(labels, np.int64)), maximum)
 
@@ -157,6 +165,7 @@ def split_by_seed(split: Split, seed: int, test_fraction: float = TEST_FRACTION)
         members = generator.permutation(np.flatnonzero(labels == label))
         if len(members) < 2:
             raise DataError(f"class {label} has a single image; a split into train and test needs two or more")
+        # Of 2 members one, of 10 two, of 1000 two hundred.
         count = min(max(round(test_fraction * len(members)), 1), len(members) - 1)
         for_testing[members[:count]] = True
     mask = torch.from_numpy(for_testing)

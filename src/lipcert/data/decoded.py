@@ -41,6 +41,7 @@ def cached(source: Path, label: str, decode: Callable[[], Decoded]) -> Decoded:
 
     A damaged cache file is replaced. A cache that cannot be written is no failure, only slow the next time.
     """
+    # The digest of the source is in the name: a changed source has another file, and a stale one is never read.
     path = cache_dir() / "decoded" / f"{label}-{source_digest(source)[:32]}-{_VERSION}.safetensors"
     decoded = _read(path)
     if decoded is not None:
@@ -77,6 +78,7 @@ def _read(path: Path) -> Decoded | None:
             splits = {}
             for name in json.loads(metadata["splits"]):
                 splits[name] = Split(file.get_tensor(f"{name}.images"), file.get_tensor(f"{name}.labels"))
+        # Pixels that were damaged on the disk would otherwise be trained on, and certified.
         if content_checksum(splits) == metadata["checksum"]:
             return Decoded(splits, tuple(json.loads(metadata["class_names"])), tuple(json.loads(metadata["formats"])))
     except (OSError, SafetensorError, DataError, KeyError, ValueError, TypeError) as error:

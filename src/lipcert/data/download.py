@@ -30,6 +30,7 @@ class Remote:
 def fetch(remote: Remote, folder: Path) -> Path:
     """The path of the file in the folder, downloaded unless it is there already with the right checksum."""
     target = folder / remote.file
+    # Not its presence alone: what another program left there may be half a file.
     if target.is_file() and file_digest(target) == remote.sha256:
         return target
     failures = []
@@ -37,6 +38,7 @@ def fetch(remote: Remote, folder: Path) -> Path:
         try:
             return _fetch_from(url, remote, target)
         except (OSError, HTTPException, DataError) as error:
+            # Mirrors come and go. Only if all fail is it an error, with all reasons.
             failures.append(f"{url}: {error}")
     raise DataError(f"{remote.file} could not be downloaded ({'; '.join(failures)})")
 
@@ -49,6 +51,7 @@ def _fetch_from(url: str, remote: Remote, target: Path) -> Path:
             while chunk := response.read(_CHUNK):
                 digest.update(chunk)
                 file.write(chunk)
+        # Still within `replace_file`: an error here removes what was downloaded.
         if digest.hexdigest() != remote.sha256:
             raise DataError(f"its SHA-256 is {digest.hexdigest()}, expected {remote.sha256}")
     return target

@@ -40,6 +40,7 @@ def read_examples(given: object, forms: str) -> Examples:
         raise DataError("data are a DataLoader; pass the data set that it draws from, its .dataset")
     if is_array(given) or not hasattr(given, "__getitem__") or not hasattr(given, "__len__"):
         raise DataError(f"data are {type(given).__name__}, expected {forms}")
+    # From here on one example at a time, by index: data sets of torch need not be iterable.
     data: Any = given
     inputs, labels = [], []
     for k in range(len(data)):
@@ -48,6 +49,7 @@ def read_examples(given: object, forms: str) -> Examples:
         labels.append(_label(label, k))
     if not inputs:
         raise DataError(f"the data set {type(given).__name__} is empty")
+    # Before torch.stack, whose message names neither.
     kinds = list(dict.fromkeys(f"{x.dtype} {tuple(x.shape)}" for x in inputs))
     if len(kinds) > 1:
         raise DataError(f"the inputs of {type(given).__name__} differ: {kinds[0]} and {kinds[1]}; resize them")
@@ -90,6 +92,7 @@ def _tensor(x: Any, k: int) -> Tensor:
         tensor = torch.from_numpy(array.copy())
     except (TypeError, ValueError) as error:
         raise DataError(f"the input of example {k} is {type(x).__name__}, expected an image or numbers") from error
+    # Arrays are taken as they are; only an image of PIL is known to be (H, W) or (H, W, C).
     if isinstance(x, np.ndarray | list | tuple):
         return tensor
     return tensor[None] if tensor.ndim == 2 else tensor.movedim(-1, 0)
@@ -98,6 +101,7 @@ def _tensor(x: Any, k: int) -> Tensor:
 def _label(label: Any, k: int) -> int:
     try:
         number = int(label)
+        # int(2.7) is 2: what is no whole number is no label.
         if number >= 0 and number == label:
             return number
     except (TypeError, ValueError, RuntimeError):  # several numbers, or none

@@ -47,11 +47,13 @@ def read_given(given: object, *, name: str = "", seed: int = 0) -> Dataset:
         what = name if split == _WHOLE else f"{name}, {split}"
         parts[split] = _part(examples, what)
     splits = {split: part.split for split, part in parts.items()}
+    # What was done to several splits alike is said once.
     note = "; ".join(dict.fromkeys(part.remark for part in parts.values() if part.remark))
     if len(splits) == 1:
         (only,) = splits.values()
         splits["train"], splits["test"] = split_by_seed(only, seed)
         note = "; ".join([note, split_note(seed, splits["train"], splits["test"])]).removeprefix("; ")
+    # Something has to be tested on. Beside a test split, validation stays what it is.
     elif "test" not in splits and "validation" in splits:
         splits["test"] = splits.pop("validation")
     if "train" not in splits or "test" not in splits:
@@ -63,6 +65,7 @@ def read_given(given: object, *, name: str = "", seed: int = 0) -> Dataset:
 def read_npz(path: Path, seed: int = 0) -> Dataset:
     """The data set in an .npz file: the arrays x and y, or x_train, y_train, x_test and y_test; images, labels also."""
     try:
+        # Pickles run code.
         with np.load(path, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
@@ -73,6 +76,7 @@ def read_npz(path: Path, seed: int = 0) -> Dataset:
 def _examples_by_split(given: object) -> dict[str, Examples]:
     """What was given, taken apart into splits."""
     if isinstance(given, Mapping):
+        # {"x": …, "y": …} are arrays, {"train": (x, y), …} are splits.
         if all(is_array(value) for value in given.values()):
             return _named_arrays(given)
         unknown = [str(key) for key in given if str(key).lower() not in SPLITS]
@@ -88,6 +92,7 @@ def _named_arrays(arrays: Mapping[str, Any]) -> dict[str, Examples]:
     """Arrays by name: "x" and "y", or "x_train", "train_images" and so on."""
     found: dict[str, dict[str, Any]] = {}
     for key, array in arrays.items():
+        # x_train, train_images and X-train have the same words in some order.
         words = key.lower().replace("-", "_").split("_")
         split, kind = _WHOLE, ""
         for word in words:
@@ -100,6 +105,7 @@ def _named_arrays(arrays: Mapping[str, Any]) -> dict[str, Examples]:
         if kind:
             found.setdefault(split, {})[kind] = array
     complete = {split: pair for split, pair in found.items() if len(pair) == 2}
+    # Inputs without labels are a mistake in a name, not a split to be left out.
     if not complete or len(complete) < len(found):
         listed = ", ".join(map(str, arrays)) or "none"
         raise DataError(f"the arrays are {listed}; expected x and y, or x_train, y_train, x_test and y_test")
@@ -116,6 +122,7 @@ def _class_names(parts: Mapping[str, _Part]) -> tuple[str, ...]:
     """Those that the data come with, or numbers."""
     count = 1 + max(int(part.split.labels.max()) for part in parts.values())
     for part in parts.values():
+        # Fewer names than labels belong to something else.
         if part.class_names is not None and len(part.class_names) >= count:
             return part.class_names
     return tuple(map(str, range(max(count, 2))))

@@ -20,8 +20,10 @@ def checked_inputs(given: Any, what: str) -> tuple[Tensor, str]:
         raise DataError(f"the inputs of {what} have the shape {tuple(inputs.shape)}, expected (N, …), not empty")
     inputs = _bytes_or_floats(inputs, what)
     remark = ""
+    # (N, H, W) of bytes are grey images; floats of three axes may be anything.
     if inputs.ndim == 3 and inputs.dtype == torch.uint8:
         inputs = inputs[:, None]
+    # (N, 32, 32, 3) → (N, 3, 32, 32). An image of 3 rows and 3 columns stays as it is.
     if inputs.ndim == 4 and inputs.shape[-1] in _COLOURS and inputs.shape[1] not in _COLOURS:
         inputs, remark = inputs.movedim(-1, 1), "channels moved from the last axis to the first"
     return inputs.contiguous(), remark
@@ -45,6 +47,7 @@ def _bytes_or_floats(inputs: Tensor, what: str) -> Tensor:
 def checked_labels(given: Any, count: int, what: str) -> Tensor:
     """int64 (N,)."""
     labels = as_tensor(given, f"the labels of {what}")
+    # As Keras keeps them.
     if labels.shape == (count, 1):
         labels = labels[:, 0]
     if labels.shape != (count,) or labels.is_floating_point() or labels.dtype == torch.bool or labels.is_complex():
@@ -61,6 +64,7 @@ def as_tensor(given: Any, what: str) -> Tensor:
         return given.detach().cpu()
     try:
         array = np.asarray(given)
+        # torch has hardly any arithmetic for it.
         if array.dtype == np.uint16:
             array = array.astype(np.int64)
         return torch.from_numpy(np.require(array, requirements=["C", "W"]))

@@ -25,6 +25,7 @@ def read_image_folder(source: Path, seed: int) -> Dataset:
     With train and val only, val is the test split; with all three, val is the validation split.
     """
     _refuse_empty_classes(source)
+    # Before it is split by seed: one cache file serves all seeds.
     decoded = cached(source, "images", lambda: decode_folder(source))
     splits = dict(decoded.splits)
     note = f"images of {source.name}"
@@ -52,6 +53,7 @@ def decode_folder(source: Path, *, colour: bool = False) -> Decoded:
     training = placed.get("train") or placed.get(_WHOLE)
     if training is None:
         raise DataError(f"{source} has images to test on but none in train/; add them or remove the folder test/")
+    # Of the training images: a class that is only tested cannot be learned.
     class_names = tuple(sorted({name for name, _ in training}))
     if len(class_names) < 2:
         raise DataError(f"{source} has the single class {class_names[0]!r}; a classifier needs two folders or more")
@@ -70,6 +72,7 @@ def _refuse_empty_classes(source: Path) -> None:
     """Without images a class would be left out, and the labels of the classes after it would shift."""
     top = _folders(source)
     root = source
+    # A single folder that holds everything, as archives leave it when they are unpacked.
     if len(top) == 1 and top[0].name not in SPLITS:
         root = top[0]
     if (root / "train").is_dir():
@@ -93,6 +96,7 @@ def _place(source: Path, images: Sequence[DecodedImage]) -> Placed:
     tops = {path[0] for path in paths}
     if len(tops) == 1 and tops.isdisjoint(SPLITS) and any(len(path) > 2 for path in paths):
         paths = [path[1:] for path in paths]  # what archives usually have at the top, no class
+    # One folder called train is enough: what lies beside it is then no class.
     split_up = any(path[0] in SPLITS for path in paths)
     placed: Placed = {}
     ignored: list[str] = []

@@ -44,6 +44,7 @@ def decode_image(source: Path, path: str, content: bytes, *, colour: bool = Fals
     """
     try:
         with Image.open(io.BytesIO(content)) as image:
+            # 16 bits and floats: convert() would clip them to 255 without a word.
             if image.mode.startswith(("I", "F")):
                 raise DataError(f"{source}: {path} has pixels of mode {image.mode}, expected 8 bits; convert it")
             format_name = image.format or "unknown"
@@ -71,6 +72,7 @@ def decode_images(
             images.append(decode_image(source, path, content, colour=colour))
         else:
             texts[path] = content
+    # Archives have an order of their own; labels and splits must not depend on it.
     images.sort(key=lambda image: image.path)
     return images, texts
 
@@ -93,7 +95,9 @@ def stack_splits(source: Path, splits: Mapping[str, Sequence[Labelled]]) -> dict
             size = f"{image.pixels.shape[2]}×{image.pixels.shape[1]}"
             expected = f"{width}×{height} as {first.path}"
             raise DataError(f"{source}: {image.path} has {size} pixels, expected {expected}; resize all to one size")
+        # (1, H, W) is broadcast to three channels.
         stacked[row], labels[row] = image.pixels, label
+    # Splits lie behind each other in `stacked`, in the order of `splits`.
     result: dict[str, Split] = {}
     start = 0
     for name, labelled in splits.items():

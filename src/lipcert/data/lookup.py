@@ -63,4 +63,5 @@ def _folders(data_dir: str | Path | None) -> list[Path]:
             if not path.is_dir():
                 raise DataError(f"{origin} is {folder}, which is not a folder")
             folders.append(path)
+    # The cache is last, which `FileSource.load` relies on: downloads go there.
     return [*folders, cache_dir()]

@@ -18,6 +18,7 @@ def read_pickle(content: bytes, path: str) -> dict[Any, Any]:
     """
     try:
         value = _ArrayUnpickler(io.BytesIO(content), path).load()
+    # What `find_class` refuses has a message of its own.
     except DataError:
         raise
     except Exception as error:  # a damaged pickle can fail anywhere in numpy or pickle
@@ -41,6 +42,7 @@ def _latin1(text: Any, encoding: Any = "latin1") -> Any:
     return text.encode("latin1")
 
 
+# Both paths of _reconstruct: numpy 2 has renamed the module, old files name the old one.
 _ALLOWED = {
     ("numpy.core.multiarray", "_reconstruct"): _empty_array,
     ("numpy._core.multiarray", "_reconstruct"): _empty_array,

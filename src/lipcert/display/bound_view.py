@@ -22,7 +22,9 @@ def bound_table(bound: Bound) -> TextTable:
     """One row per site."""
     title = f"Lipschitz bound {bound.mean:.6g} ({bound.target})"
     if bound.value.dim():
+        # "(pairwise)" becomes "(pairwise, mean of 10 × 10)".
         title = f"{title[:-1]}, mean of {' × '.join(map(str, bound.value.shape))})"
+    # A constant network has the bound 0 and no shares.
     whole = bound.mean or 1.0
     rows = []
     for site, reached, share in zip(bound.facts.sites, _from_input(bound), bound.shares.tolist(), strict=True):
@@ -56,4 +58,5 @@ def bound_frame(bound: Bound) -> pandas.DataFrame:
 
 def _from_input(bound: Bound) -> list[float]:
     """Constants of the maps from the input to each of the sites 0..n."""
+    # `prefix` begins with site 1; the map from the input to itself has the constant 1.
     return [1.0, *bound.prefix.tolist()]

@@ -28,6 +28,7 @@ def certificates_table(certificates: Certificates) -> TextTable:
     if certificates.label is not None:
         correct = certificates.correct
         groups |= {"correct": radius[correct], "wrong": radius[~correct]}
+        # The mean over no inputs is NaN.
         if len(certificates):
             caption = f"clean accuracy {certificates.clean_accuracy:.2%}; {caption}"
     rows = []
@@ -43,6 +44,7 @@ def _quantiles(radius: Tensor) -> list[str]:
         return [NOTHING] * len(_QUANTILES)
     ordered = radius.sort().values
     last = len(ordered) - 1
+    # Never interpolated: what the table shows is a radius that some input has.
     return [f"{ordered[int(share * last)]:.4g}" for share in _QUANTILES.values()]
 
 

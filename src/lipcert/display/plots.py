@@ -45,6 +45,7 @@ def accuracy_curve(
             if many:
                 label, filled = f"{name}: {meaning}", shade
             marker = "D" if meaning == "clean" else "o"
+            # One entry of the legend for all points of a kind.
             shown = "" if label in labelled else label
             axes.plot(epsilon, accuracy * 100, marker, color=filled, ms=6, ls="", clip_on=False, label=shown)
             labelled.add(label)
@@ -101,6 +102,7 @@ def radius_histogram(
 def _draw_survival(axes: Axes, radii: Numbers, percent: float, label: str) -> Axes:
     """The share of inputs that reaches a radius, on an axis of its own; one input is that many percent."""
     ordered = np.sort(radii)
+    # A bin holds a few percent, the line begins near 100: on one axis the bars would vanish.
     survival = axes.twinx()
     shares = percent * np.arange(len(ordered), -1, -1)
     survival.step(np.concatenate([[0], ordered]), shares, color=INK, lw=1.4, where="pre", label=label)
@@ -118,11 +120,13 @@ def contributions(shares: Mapping[str, Mapping[str, float]]) -> Figure:
     figure, (axes,) = new_figure(size=(6.0, max(2.4, 0.34 * len(sites) * max(1, 0.6 * len(shares)) + 1.2)))
     height = 0.8 / len(shares)
     for k, ((method, parts), shade) in enumerate(zip(shares.items(), colours(list(shares)), strict=True)):
+        # Two methods: bars at −0.2 and 0.2 around the name of the site.
         places = np.arange(len(sites)) + (k - (len(shares) - 1) / 2) * height
         total = sum(parts.values())
         axes.barh(places, [parts.get(site, 0.0) for site in sites], height * 0.9, color=shade,
                   label=f"{method}: {total:.4g} in all")  # fmt: skip
     axes.set_yticks(np.arange(len(sites)), sites)
+    # The input on top, as networks are read.
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
     axes.set_xlabel("contribution to the mean constant")
@@ -137,6 +141,7 @@ def heat_map(values: NDArray[np.float64], names: Sequence[str], title: str = "")
     side = min(7.0, max(4.2, 0.46 * count + 1.4))
     figure, (axes,) = new_figure(size=(side + 0.8, side))
     shown = np.array(values, dtype=float)
+    # Zeros there would take a good part of the colours.
     np.fill_diagonal(shown, np.nan)
     image = axes.imshow(shown, cmap=MAP)
     axes.grid(visible=False)
@@ -145,8 +150,10 @@ def heat_map(values: NDArray[np.float64], names: Sequence[str], title: str = "")
         for a in range(count):
             for b in range(count):
                 if a != b:
+                    # viridis is light at its upper end.
                     tone = "black" if shown[a, b] > middle else "white"
                     axes.text(b, a, f"{shown[a, b]:.3g}", ha="center", va="center", fontsize=7, color=tone)
+    # More names than that overlap.
     if count <= 40:
         axes.set_xticks(range(count), names, rotation=90 if max(map(len, names)) > 2 else 0)
         axes.set_yticks(range(count), names)
@@ -188,6 +195,7 @@ def draw_lines(
     """The same, on given axes. Percent: the values are shares."""
     factor = 100 if percent else 1
     for (name, (at, values)), shade, marker in zip(series.items(), colours(list(series)), "osD^vP*X" * 4, strict=False):
+        # A line through a single point is invisible.
         style = {"marker": marker, "ms": 5} if marked or len(at) == 1 else {}
         axes.plot(np.asarray(at), np.asarray(values, dtype=float) * factor, color=shade, label=name, **style)  # type: ignore[arg-type]
     axes.set_xlabel(x)
@@ -206,6 +214,7 @@ def _logarithmic(axes: Axes) -> None:
 
     axes.set_yscale("log")
     low, high = axes.get_ylim()
+    # Between 2 and 9 there is no power of ten, and an axis without labels says nothing.
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1e3 * low else (1,)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_locator(NullLocator())

@@ -67,8 +67,10 @@ def run_frame(run: Run) -> pandas.DataFrame:
     """The metrics, one row per epoch, None where an epoch has no value."""
     columns: dict[str, list[Any]] = {"epoch": []}
     for row, record in enumerate(run.metrics):
+        # `flat_metrics` makes floats of everything; epochs stay whole numbers.
         values: dict[str, Any] = {**flat_metrics(record), "epoch": record["epoch"]}
         for name in values:
+            # A metric that first appears in epoch 5 has four empty cells above it.
             columns.setdefault(name, [None] * row)
         for name, column in columns.items():
             column.append(values.get(name))

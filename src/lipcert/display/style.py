@@ -49,6 +49,7 @@ def styled(draw: Callable[P, R]) -> Callable[P, R]:
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         import matplotlib
 
+        # Some settings are read when a figure is made, others when it is saved: both functions are styled.
         with matplotlib.rc_context(_SETTINGS):
             return draw(*args, **kwargs)
 
@@ -72,6 +73,7 @@ def colour(name: str, position: int = 0) -> str:
 def colours(names: Sequence[str]) -> list[str]:
     """A colour for each of several series: by meaning if all have one, by position otherwise."""
     by_meaning = [MEANING.get(name) for name in names]
+    # Two series of one colour would be worse than none with its usual one.
     if all(by_meaning) and len(set(by_meaning)) == len(names):
         return [value for value in by_meaning if value]
     return [COLOURS[k % len(COLOURS)] for k in range(len(names))]
@@ -85,6 +87,7 @@ def save_figure(figure: Figure, path: str | Path) -> list[Path]:
     for kind in ("png", "svg"):
         target = base.with_name(f"{base.name}.{kind}")
         with replace_file(target) as temporary:
+            # Without a date, and with a fixed hashsalt: the same figures are the same files.
             figure.savefig(temporary, format=kind, dpi=160, metadata={"Date": None} if kind == "svg" else None)
         written.append(target)
     return written
@@ -96,6 +99,7 @@ def inline_svg(figure: Figure, label: str) -> str:
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     text = buffer.getvalue()
+    # The XML header and the doctype have no place inside a page.
     text = text[text.index("<svg") :].replace(INK, "currentColor")
     # Fixed sizes in points would overflow a phone; the viewBox keeps the proportions.
     text = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", text, count=1)

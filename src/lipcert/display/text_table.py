@@ -66,6 +66,7 @@ class TextTable:
         from rich.markup import escape as plain
         from rich.table import Table
 
+        # Brackets in names of runs would be markup to rich.
         table = Table(title=plain(self.title), caption=plain(self.caption))
         for k, column in enumerate(self.columns):
             number = self.is_number(k)
@@ -94,6 +95,7 @@ class TextTable:
 
     def markdown(self) -> str:
         """The cells alone, without title and caption."""
+        # Colons say on which side of a column its cells stand.
         sides = ["---:" if self.is_number(k) else ":---" for k in range(len(self.columns))]
         lines = [_markdown_row(self.columns), f"| {' | '.join(sides)} |\n"]
         lines.extend(map(_markdown_row, self.rows))
@@ -121,6 +123,7 @@ class FittedTable:
         from rich.text import Text
 
         grid = self.table.grid()
+        # The least width in which no number is broken, in a terminal that is wide enough for anything.
         needed = Measurement.get(console, options.update(max_width=10_000), grid).minimum
         if needed <= options.max_width:
             yield grid
@@ -134,6 +137,7 @@ class FittedTable:
 
 
 def _markdown_row(row: Sequence[str]) -> str:
+    # A bar in a name would begin another column.
     cells = " | ".join(cell.replace("|", r"\|") for cell in row)
     return f"| {cells} |\n"
 
@@ -144,4 +148,5 @@ def _latex_row(row: Sequence[str]) -> str:
 
 def latex_text(text: str) -> str:
     """A text in which no character means anything to LaTeX."""
+    # Character by character: replacing one after the other would escape the backslashes of the first.
     return "".join(_LATEX.get(character, character) for character in text)

@@ -30,6 +30,7 @@ def training_curves(metrics: list[Record]) -> list[TrainingCurves]:
     series = metric_series(metrics)
     losses = {"loss": "all", "base": "base", "robust": "robust"}
     accuracies = {"train_accuracy": "training", "clean": "clean"}
+    # The ε of a run are known from what it has recorded.
     for name in series:
         if name.startswith(_ESTIMATED):
             accuracies[name] = f"certified at {name.removeprefix(_ESTIMATED)} (estimate)"
@@ -58,4 +59,5 @@ def _is_wide(curves: Curves) -> bool:
     values: list[float] = []
     for _, recorded in curves.values():
         values += recorded
+    # A constant may be 0, which has no logarithm.
     return bool(values) and max(values) > _LOG_FROM * max(min(values), 1e-30)

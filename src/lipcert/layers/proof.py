@@ -35,6 +35,7 @@ def gershgorin(weight: Tensor, log_q: Tensor | None, factors: Tensor) -> float:
     if log_q is not None:
         q = log_q.exp()
     products = weight[0].numel()
+    # |W Wᵀ| and |W||Wᵀ|: γ times the latter bounds the rounding of the former.
     magnitudes, largest = correlations(weight).abs().sum(2), correlations(weight.abs()).sum(2)
     roundings = 4 * weight[0, 0].numel() + hidden  # of sums over shifts and hidden channels
     sums = ((magnitudes + gamma(products + 2) * largest * 1.01) * q[None, :]).sum(1) / q
@@ -58,7 +59,9 @@ def kernel_norm(weight: Tensor, factors: Tensor) -> float:
     kernel = weight * factors.reshape(-1, 1, 1, 1).sqrt()
     size = kernel.shape[-1]
     reach = size // 2
+    # 64 points per unit of degree: 1/cos² (π/64) is 1.0024.
     points = max(_POINTS * reach, 1)
+    # (points, size): shift p of the kernel has the phase exp(iωp).
     angles = 2 * pi / points * torch.arange(points)[:, None] * (torch.arange(size) - reach)[None, :]
     phases = torch.polar(torch.ones_like(angles, dtype=torch.float64), angles.double())
     largest = 0.0
@@ -97,5 +100,6 @@ def lipschitz_constant(log_rho: float, alpha: float, beta: float, kappa: float) 
     for κ ≥ 1: √ρ if the inequality of proposition:rhoLipLayer holds, and little more if it fails by little.
     """
     kappa = max(kappa, 1.0)
+    # The last bound above without ρ; κβ − α − β = (κ − 1)β − α.
     excess = 4 * kappa * beta * max(0.0, (kappa - 1) * beta - alpha) / (alpha + beta) ** 2
     return round_up(float(np.exp(log_rho / 2)) * sqrt(1 + round_up(excess, 16)), 16)

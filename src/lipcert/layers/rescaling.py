@@ -36,6 +36,7 @@ def row_sums(magnitudes: Tensor, log_q: Tensor | None) -> Tensor:
     if log_q is None:
         return magnitudes.sum(1)
     q = log_q.double()
+    # Of logarithms: q_j/q_i of trained weights may overflow as a quotient of two exponentials.
     return (magnitudes * (q[None, :] - q[:, None]).exp()).sum(1)
 
 

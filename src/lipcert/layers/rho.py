@@ -101,9 +101,11 @@ class _RhoLipschitz(nn.Module):
         It is √ρ, rounded up, if the inequality of the proposition is proved for these numbers. Where it fails (SN of a
         convolution whose power iteration lags behind), it is larger by what the failure can cost.
         """
+        # A copy: neither the model's weights nor the vector of its power iteration may change.
         exact = deepcopy(self).double().cpu()
         squared = proof.squared_norm(exact.weight, exact.log_q, exact.factors(), self.rescaling)
         log_rho = float(exact.log_rho)
+        # With F = (α+β)/√ρ·T, ‖F^½W‖² ≤ κ·2√ρ/(α+β) is W Wᵀ ⪯ κ·2ρ/(α+β)²·T⁻¹.
         kappa = (self.alpha + self.beta) / 2 / float(root(exact.log_rho)) * squared * (1 + 1e-12)
         return proof.lipschitz_constant(log_rho, self.alpha, self.beta, kappa)
 
@@ -187,6 +189,7 @@ class RhoLipschitzConv2d(_RhoLipschitz):
         """Power iterations for the norm of W; nothing to do unless the rescaling is "sn"."""
         if self.vector is None:
             return
+        # Channels exchanged and the kernel turned around: Wᵀ of a circular convolution.
         adjoint = self.weight.transpose(0, 1).flip(2, 3)
         for _ in range(steps):
             image = circular(adjoint, circular(self.weight, self.vector))
@@ -197,12 +200,14 @@ class RhoLipschitzConv2d(_RhoLipschitz):
     def norm(self) -> Tensor:
         """‖Wv‖/‖v‖ for the vector of the power iteration, enlarged by what it can be short of."""
         assert self.vector is not None
+        # A copy: the next `iterate` overwrites the vector, which the derivative still needs.
         x = self.vector.to(torch.float64, copy=True)
         norm: Tensor = circular(self.weight.double(), x).norm() / x.norm() * self.enlarged
         return norm
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
+            # Weights move little in a step: one iteration follows them (`_STEADY`).
             self.iterate(1)
         hidden = self.activation(F.conv2d(x, self.weight, self.bias, padding=self.reach))
         scaled = hidden * self.factors()
@@ -212,6 +217,7 @@ class RhoLipschitzConv2d(_RhoLipschitz):
 @register_rule(RhoLipschitzLinear, RhoLipschitzConv2d, view="certified")
 def certified_rule(call: Call, x: Input) -> Result:
     assert isinstance(call.module, _RhoLipschitz)
+    # ulps=None: bounded, but not certified. Certificates follow the rounding of the residual form.
     return slopes.lipschitz_map(call.module.certified_lipschitz(), ulps=None)
 
 

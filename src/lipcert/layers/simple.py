@@ -18,6 +18,7 @@ class GroupSort(nn.Module):
         self.size = size
 
     def forward(self, x: Tensor) -> Tensor:
+        # (B, C, …) → (B, C/size, size, …)
         groups = torch.unflatten(x, 1, (-1, self.size))
         return torch.sort(groups, dim=2).values.flatten(1, 2)
 
@@ -52,6 +53,7 @@ class Normalize(nn.Module):
         super().__init__()
         if len(mean) != len(std) or min(std, default=0.0) <= 0:
             raise OptionError(f"mean {mean} and std {std} must have one entry per channel, and std be positive")
+        # Broadcast over (B, C, H, W).
         self.register_buffer("mean", torch.tensor(mean).reshape(-1, 1, 1))
         self.register_buffer("std", torch.tensor(std).reshape(-1, 1, 1))
 

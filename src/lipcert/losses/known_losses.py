@@ -74,6 +74,7 @@ def standard(
 def _negative_soft_margin(logits: Tensor, labels: Tensor, t: float) -> Tensor:
     if logits.shape[1] == 1:
         return 0.0 * logits.sum()  # no other class, no margin
+    # −γ_t^soft = (1/t)·log Σ_{i≠y} exp(t·z_i) − z_y; exp(−∞) = 0 leaves the true class out.
     others = (t * logits).masked_fill(true_class(logits, labels), -inf)
     true = logits.gather(1, labels[:, None])[:, 0]
     return (others.logsumexp(1) / t - true).mean()
@@ -130,10 +131,12 @@ def crm(
     first = standard(logits, labels, base=base, margin_t=margin_t, smoothing=smoothing).loss
     radii = pair_radii(logits, labels, constants)
     hard = radii.amin(1)
+    # 1{z_y is the largest} is hard > 0: radii of wrong predictions are negative, and left to the first term.
     active = (hard > 0) & (hard <= r0)
     if radius == "soft":
         penalty = -soft_minimum(radii, t)
     else:
+        # `where` before exp: what overflows has a NaN gradient even if its value is not used afterwards.
         penalty = torch.exp(-t * torch.where(active, hard, 0.0)) / t
     robust = weight * torch.where(active, penalty, 0.0).mean()
     return Loss(first + robust, first, robust)
@@ -166,6 +169,7 @@ def signed_radius(logits: Tensor, labels: Tensor, constants: Tensor, *, t: float
     logits, labels, constants = checked_with_constants(logits, labels, constants)
     radii = pair_radii(logits, labels, constants)
     true = true_class(logits, labels)
+    # With logits t·(r0 − r_yi) and 0 for y, cross-entropy is log(1 + Σ_{i≠y} exp(t·(r0 − r_yi))).
     loss = F.cross_entropy((t * (r0 - radii)).masked_fill(true, 0.0), labels)
     with torch.no_grad():
         base = F.cross_entropy((-t * radii).masked_fill(true, 0.0), labels)
@@ -200,6 +204,7 @@ def gloro(logits: Tensor, labels: Tensor, constants: Tensor, *, epsilon: float, 
     rivals = logits + epsilon * constants[predicted]
     bottom = rivals.masked_fill(true_class(logits, predicted), -inf).amax(1)
     base = F.cross_entropy(logits, labels)
+    # log(1 + exp(z_⊥ − lse(z))) without overflow; z_⊥ = −∞ if there is no other class gives 0.
     robust = weight * F.softplus(bottom - logits.logsumexp(1)).mean()
     return Loss(base + robust, base, robust)
 

@@ -54,6 +54,7 @@ class TrainingLoss(BaseModel, ABC):
     def in_units(self, factor: float) -> Self:
         """The same loss for perturbations that are `factor` times as large."""
         values = self.model_dump()
+        # t·r and λ·r keep their values if all distances r grow by the factor and rates shrink by it.
         for name in self.lengths:
             values[name] *= factor
         for name in self.rates:
@@ -72,6 +73,7 @@ Kind = TypeVar("Kind", bound=TrainingLoss)
 
 def register_loss(kind: type[Kind]) -> type[Kind]:
     """Decorator: makes a loss known by the one value that its field `type` can have."""
+    # Literal["crm"] has the one argument "crm".
     (name,) = get_args(kind.model_fields["type"].annotation)
     LOSSES[name] = kind
     return kind
@@ -91,6 +93,7 @@ def checked(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         raise DataError(
             f"labels contain {int(outside[0])}, expected 0 to {classes - 1}: the logits have that many classes"
         )
+    # Under autocast logits are bfloat16, in which margins and radii have two or three digits.
     return logits.to(torch.promote_types(logits.dtype, torch.float32)), labels.long()
 
 
@@ -102,6 +105,7 @@ def checked_with_constants(logits: Tensor, labels: Tensor, constants: Tensor) ->
     if constants.shape != (classes, classes) or not constants.is_floating_point():
         remedy = "use Estimator.pairwise() for other targets"
         raise ShapeError(f"constants: expected floating-point ({classes}, {classes}), got {_kind(constants)}; {remedy}")
+    # The diagonal is never read: callers may leave anything there.
     other = ~torch.eye(classes, dtype=torch.bool, device=constants.device)
     if not bool((constants.isfinite() | ~other).all()):
         raise NonFiniteError("constants contain NaN or infinity; restore the last good weights")

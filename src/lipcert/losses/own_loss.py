@@ -34,6 +34,7 @@ class OwnLoss(TrainingLoss):
         if not callable(function):
             raise ConfigError(f"loss is {type(function).__name__}, expected a function of logits, labels and constants")
         loss = cls(type=given_name(function))
+        # A private attribute is no option, and is not written to config.toml.
         loss._function = function
         return loss
 
@@ -44,6 +45,7 @@ class OwnLoss(TrainingLoss):
         if self.type.endswith(GIVEN):
             name = self.type.removesuffix(GIVEN)
             raise ConfigError(f"the loss {name} was given in Python and is not stored; give it again as loss=")
+        # The current folder is on the path within: a class may import more when it is made.
         with own_code(self.type, ConfigError) as found:
             function: Function = found
             if not callable(found):
@@ -56,12 +58,14 @@ class OwnLoss(TrainingLoss):
     def try_out(self, classes: int) -> None:
         """Refuse a function that cannot be trained with, before anything is trained: two inputs, constants of 1."""
         logits = torch.eye(2, classes, requires_grad=True)
+        # % classes, for a single class has the label 0 only.
         value = self(logits, torch.arange(2) % classes, 1 - torch.eye(classes)).loss
         if not value.requires_grad:
             raise ConfigError(f"the loss {self.type} returns a number that has no gradient with respect to the logits")
 
     def __call__(self, logits: Tensor, labels: Tensor, constants: Tensor) -> Loss:
         function = self.function()
+        # A class was made with its options already.
         options = {} if isinstance(function, TrainingLoss) else self.model_extra or {}
         try:
             value = function(logits, labels, constants, **options)
@@ -78,6 +82,7 @@ class OwnLoss(TrainingLoss):
 
 def _made(kind: type[TrainingLoss], name: str, options: Mapping[str, Any]) -> TrainingLoss:
     """A loss of a class of the user."""
+    # Literal["mine"] takes this one name; a plain str takes that of the class.
     types = get_args(kind.model_fields["type"].annotation) or (name,)
     try:
         return kind(**{"type": types[0], **options})

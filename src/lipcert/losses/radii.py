@@ -33,11 +33,15 @@ def soft_radius(logits: Tensor, labels: Tensor, constants: Tensor, t: float) -> 
 def pair_radii(logits: Tensor, labels: Tensor, constants: Tensor) -> Tensor:
     """(z_y − z_i)/L_yi, (B, K), with the largest radius at i = y so that it never is the smallest of the row."""
     smallest = torch.finfo(logits.dtype).tiny ** 0.5
+    # The square of a radius does not overflow: (9e17)² is below 3e38 in float32.
     largest = 0.1 / smallest
     margins = logits.gather(1, labels[:, None]) - logits
     rows = constants[labels]
+    # Compared as a product: margin/L could overflow before it is compared.
     reachable = (rows >= smallest) & (margins.abs() < largest * rows)
+    # A division by 1 where the quotient is not used: 0 · ∞ in the backward pass would be NaN.
     radii = margins / torch.where(reachable, rows, 1.0)
+    # NaN has to stay NaN, for training to notice it.
     unreachable = torch.where(margins.isnan(), margins, margins.sign() * largest).detach()
     radii = torch.where(reachable, radii, unreachable)
     return radii.masked_fill(true_class(logits, labels), largest)
@@ -45,5 +49,6 @@ def pair_radii(logits: Tensor, labels: Tensor, constants: Tensor) -> Tensor:
 
 def soft_minimum(radii: Tensor, t: float) -> Tensor:
     """−(1/t)·log Σ exp(−t·r) of every row, taken relative to the row's minimum: no overflow, never above it."""
+    # It cancels, so its gradient does, too.
     hard = radii.amin(1, keepdim=True).detach()
     return hard[:, 0] - torch.logsumexp(-t * (radii - hard), 1) / t

@@ -35,9 +35,11 @@ def build_network(
 
 def from_factory(spec: str, seed: int) -> nn.Module:
     """What the user's function returns, called without arguments with a seed; of a module, a copy."""
+    # Seeded inside, and the caller's random numbers afterwards as they were.
     with own_code(spec, ModelError) as factory, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         try:
+            # A module at the top level of the user's file is shared by all who import it.
             model = deepcopy(factory) if isinstance(factory, nn.Module) else factory()
         except Exception as error:  # whatever the user's code raises
             raise failure(spec, "fails when it is called without arguments", error, ModelError) from error

@@ -62,6 +62,7 @@ class LoadedModel:
 
     def in_float64(self) -> LoadedModel:
         """A copy with the same weights, executed in float64."""
+        # `replace` makes a new object, whose network is captured anew.
         return replace(self, model=deepcopy(self.model).double())
 
     def in_parts(self) -> LoadedModel:
@@ -73,6 +74,7 @@ class LoadedModel:
         """What runs, and what certificates are about."""
         if self.longest_sum is None:
             return self.model
+        # Attacks have to be on this program: another order of sums may have other predictions.
         return split_sums(self.network.program, self.longest_sum).module().eval()
 
     def executed_in(self, execution: str) -> LoadedModel:
@@ -86,6 +88,7 @@ class LoadedModel:
     def for_images(self, shape: Shape) -> LoadedModel:
         """The model for images (C, H, W), also if it takes them as (H, W, C): radii are the same in any order."""
         if has_one_logit(self.network):
+            # The earlier bound is of another program, here and below.
             return replace(self, model=TwoLogits(self.model).eval(), earlier=None).for_images(shape)
         if shape == self.input_shape:
             return self
@@ -102,6 +105,7 @@ class LoadedModel:
     @property
     def dtype(self) -> torch.dtype:
         """In which the model computes."""
+        # Buffers too: a network read from ONNX has no parameters.
         for tensor in (*self.model.parameters(), *self.model.buffers()):
             if tensor.is_floating_point():
                 return tensor.dtype

@@ -41,6 +41,7 @@ def load_model(
         torch.Size([10, 10])
     """
     path, spec = Path(spec), str(spec)
+    # A folder of the user's comes before a network of lipcert with the same name.
     shipped = None if path.exists() else shipped_folder(spec)
     if shipped is not None and weights is None:
         return replace(load_trained(shipped / MODEL, input_shape), name=spec)
@@ -48,6 +49,7 @@ def load_model(
     if path.suffix == ".safetensors":
         if weights is not None:
             raise ModelError(f"{path} holds weights already; give either it or --weights {weights} with a model")
+        # The folder of a run is the user's own; a single file may come from anywhere and must not name code to import.
         return load_trained(path, input_shape, given=model, imports=is_folder)
     if path.suffix == ".onnx":
         return _from_onnx(path, weights, input_shape)
@@ -63,6 +65,7 @@ def _initialised(spec: str, weights: str | Path | None, input_shape: Shape | Non
     stored, path = stored_range(weights), Path(spec)
     if is_own(spec):
         model = from_factory(spec, seed=0)
+        # Asked before `ranged` wraps the model, which hides its attributes.
         shape = input_shape or getattr(model, "input_shape", None)
         model = zoo.ranged(model, stored)
         if shape is None:
@@ -120,6 +123,7 @@ def stored_range(weights: str | Path | None) -> tuple[float, float]:
     if weights is None:
         return (0.0, 1.0)
     metadata, _ = read_weights(Path(weights))
+    # A state dict of torch has no metadata: pixels as they are.
     low, high = map(float, metadata.get("input_range", "0,1").split(","))
     return low, high
 
@@ -131,6 +135,7 @@ def load_trained(
 
     imports: whether code that the file names may be imported; a file alone may come from anywhere.
     """
+    # What to build comes from the file: name, shape, classes and range.
     metadata, _ = read_weights(path)
     name = metadata.get("lipcert.model")
     if name is None:
@@ -149,11 +154,13 @@ def load_trained(
         input_range = stored_range(path)
     except (KeyError, ValueError) as error:
         raise ModelError(f"{path} does not describe its model completely ({error}); write it again") from error
+    # The seed does not matter: all weights are replaced.
     model = build_network(name, shape, classes, seed=0, input_range=input_range, given=given)
     load_weights(model, path)
     if expected_shape not in (None, shape):
         raise ModelError(f"{path} is for inputs of shape {shape}, not {expected_shape}; leave --input-shape out")
     loaded = LoadedModel(model.eval(), shape, str(path))
+    # Whether it belongs to these weights is asked by whoever uses it; its scales are a start in any case.
     earlier = Bound.find(path.with_name(BOUND))
     if earlier is None or earlier.facts.input_shape != shape or not fits(earlier.scales, loaded.network):
         return loaded

@@ -40,6 +40,7 @@ def save_model(
         "classes": str(classes),
         "input_range": ",".join(map(repr, input_range)),
     }
+    # Clones: safetensors refuses tensors that share memory, as tied weights do.
     tensors = {name: tensor.detach().clone().contiguous() for name, tensor in model.state_dict().items()}
     with replace_file(Path(path)) as temporary:
         save_file(tensors, temporary, metadata=metadata)
@@ -50,6 +51,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
     _, tensors = read_weights(path)
     wanted = model.state_dict()
     tensors = _without_prefixes(tensors, wanted.keys())
+    # Names and shapes are compared before anything is loaded: a model with half of its weights is worse than none.
     for name in sorted(wanted.keys() - tensors.keys()):
         found = f"it holds {_listed(tensors)}"
         raise ModelError(f"{path} does not fit the model: {name} is missing; {found}{nearest(name, tensors)}")
@@ -65,6 +67,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
 def _without_prefixes(tensors: Mapping[str, Tensor], wanted: Any) -> dict[str, Tensor]:
     """The tensors under the names of the model, if what all of them begin with is all that differs."""
     names = dict(tensors)
+    # module._orig_mod.0.weight loses one prefix in each round.
     while names and not names.keys() & set(wanted):
         prefixes = [prefix for prefix in _PREFIXES if all(name.startswith(prefix) for name in names)]
         if not prefixes:
@@ -91,6 +94,7 @@ def _read_state_dict(path: Path) -> dict[str, Tensor]:
     """The weights that torch.save has written, alone or in a checkpoint; nothing in the file is executed."""
     remedy = "write it with torch.save(model.state_dict(), …)"
     try:
+        # weights_only: tensors and plain values, no code.
         stored: Any = torch.load(path, map_location="cpu", weights_only=True)
     except OSError:
         raise
@@ -98,6 +102,7 @@ def _read_state_dict(path: Path) -> dict[str, Tensor]:
         code = re.search(r"GLOBAL ([\w.]+)", str(error))
         reason = f"holds code, {code[1]}, which is not executed" if code else "is damaged, or was not written by torch"
         raise ModelError(f"{path} {reason}; {remedy}") from None
+    # {"epoch": 3, "state_dict": {…}} is a checkpoint, whose weights are one level below.
     for key in _HOLDERS:
         if isinstance(stored, Mapping) and isinstance(stored.get(key), Mapping):
             stored = stored[key]

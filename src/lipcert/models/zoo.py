@@ -37,6 +37,7 @@ class InputRange(nn.Module):
         self.low, self.high = low, high
 
     def forward(self, x: Tensor) -> Tensor:
+        # A layer of the model: its factor is part of the constants, so that radii stay in pixels.
         return x * (self.high - self.low) + self.low
 
     def extra_repr(self) -> str:
@@ -61,6 +62,7 @@ def build(
     if seed is None:
         network = architecture.build(shape, count)
     else:
+        # The caller's random numbers are the same with and without a seed here.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             network = architecture.build(shape, count)
@@ -85,6 +87,7 @@ def feed_forward(convolutions: list[Conv], dense: list[int], input_shape: Shape,
     channels, size = input_shape[0], input_shape[1]
     for filters, kernel, stride, padding in convolutions:
         layers += [nn.Conv2d(channels, filters, kernel, stride, padding), nn.ReLU()]
+        # The side of the image, which is square: 28 → 28 → 14 → 14 → 7 for 4C.
         channels, size = filters, (size + 2 * padding - kernel) // stride + 1
     layers.append(nn.Flatten())
     width = channels * size * size
@@ -125,6 +128,7 @@ def patch_network(width: int, depth: int, input_shape: Shape, classes: int) -> n
             layers += [nn.Conv2d(channels, channels, 3, 1, 1), Abs()]
         layers += [nn.Conv2d(channels, 2 * channels, 2, 2), Abs()]
         channels *= 2
+    # Three strides of 2.
     size = channels * (input_shape[1] // 8) * (input_shape[2] // 8)
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(size, 512), Abs(), nn.Linear(512, classes))
 
@@ -159,6 +163,7 @@ def residual(widths: list[int], blocks: list[int], input_shape: Shape, classes: 
     channels = widths[0]
     for stage, (width, count) in enumerate(zip(widths, blocks, strict=True)):
         for block in range(count):
+            # The first block of every stage but the first halves the image.
             layers.append(BasicBlock(channels, width, 2 if stage > 0 and block == 0 else 1))
             channels = width
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)]

@@ -22,9 +22,11 @@ def gemm(node: OnnxNode) -> Step:
     weight = node.needed(1)  # (in, out), or (out, in) if transposed
     if not node.attribute("transB", 0):
         weight = weight.T
+    # α and β become part of the weights, so that the step is an ordinary linear layer.
     weight = weight * node.attribute("alpha", 1.0)
     bias = node.tensor(2)
     if bias is not None:
+        # C may be a number, (out,) or (1, out).
         bias = (bias * node.attribute("beta", 1.0)).broadcast_to(1, len(weight))[0].clone()
     return node.step(F.linear, {"weight": weight.contiguous(), "bias": bias})
 
@@ -38,6 +40,7 @@ def matmul(node: OnnxNode) -> Step:
     if not isinstance(node.inputs[0], Tensor):
         other = torch.from_numpy(node.inputs[0].copy()).to(_activation(node).dtype)  # type: ignore[union-attr]
         return node.step(_from_left, {"other": other})
+    # A product of two activations. Whether it has a rule is decided when the module is captured.
     if isinstance(node.inputs[1], Tensor):
         return node.step(torch.matmul)
     weight = node.needed(1)
@@ -62,6 +65,7 @@ def convolution(node: OnnxNode) -> Step:
     shape = window(node, list(weight.shape[2:]))
     tensors = {"weight": weight, "bias": node.tensor(2)}
     options: dict[str, Any] = {"stride": shape.stride, "dilation": shape.dilation, "groups": node.attribute("group", 1)}
+    # torch pads alike on both sides; uneven padding is a step before the convolution.
     if shape.is_symmetric:
         return node.step(_CONVOLUTIONS[rank], tensors, padding=shape.before, **options)
     return node.step(padded, tensors, function=_CONVOLUTIONS[rank], pads=shape.torch_pads, **options)
@@ -70,6 +74,7 @@ def convolution(node: OnnxNode) -> Step:
 def _cropped(x: Tensor, function: Any, crop: list[tuple[int, int]], **options: Any) -> Tensor:
     y: Tensor = function(x, **options)
     for axis, (before, after) in enumerate(crop, start=2):
+        # Padding of a transposed convolution removes entries of its result.
         y = y.narrow(axis, before, y.shape[axis] - before - after)
     return y
 
@@ -89,12 +94,14 @@ def transposed_convolution(node: OnnxNode) -> Step:
     tensors = {"weight": weight, "bias": node.tensor(2)}
     if shape.is_symmetric:
         return node.step(_TRANSPOSED[rank], tensors, padding=shape.before, **options)
+    # torch crops alike on both sides; the rest is cut off here.
     crop = list(zip(shape.before, shape.after, strict=True))
     return node.step(_cropped, tensors, function=_TRANSPOSED[rank], crop=crop, **options)
 
 
 @operator("BatchNormalization")
 def batch_normalization(node: OnnxNode) -> Step:
+    # Statistics of the batch would mix its rows.
     node.only(training_mode=0, spatial=1)
     places = {"weight": 1, "bias": 2, "running_mean": 3, "running_var": 4}
     tensors: dict[str, Tensor | None] = {name: node.needed(place) for name, place in places.items()}

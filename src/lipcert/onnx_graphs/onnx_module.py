@@ -47,6 +47,7 @@ class OnnxModule(nn.Module):
         self.wiring: list[_Wired] = []
 
     def add(self, node: Any, step: Step, takes: Sequence[str]) -> None:
+        # Names of modules have no dots or slashes; exporters write "/layer1/conv/Conv".
         name = re.sub(r"\W+", "_", node.name or node.op_type).strip("_") or node.op_type
         if name in self.steps:
             name = f"{name}_{len(self.steps)}"
@@ -77,6 +78,7 @@ class Builder:
     @torch.no_grad()
     def build(self, nodes: Sequence[Any]) -> OnnxModule:
         """The module with a step for every node that works on activations."""
+        # The sample travels along: every node sees the shapes and dtypes of what it will be given.
         self.activations[self.module.input_name] = self.sample
         _check_known(nodes, self.module.input_name)
         for node in nodes:
@@ -85,6 +87,8 @@ class Builder:
 
     def _read(self, node: Any) -> None:
         takes = [name for name in node.input if name in self.activations]
+        # Shapes do not depend on the values of the input, so that they are constants. The batch size in them is the
+        # sample's; whoever reshapes by it is checked (`_row_shape`).
         if node.op_type in _OF_SHAPES and takes:
             shape = np.array(self.activations[takes[0]].shape, np.int64)
             shape = shape[slice(_attributes(node).get("start", 0), _attributes(node).get("end"))]
@@ -100,19 +104,23 @@ class Builder:
         view = OnnxNode(node.name, node.op_type, attributes, values, self.opset, len(self.sample))
         try:
             step = OPERATORS[node.op_type](view)
+            # Tried at once, so that errors name the node.
             result = step(*(self.activations[name] for name in takes))
         except RefusalError as error:
             raise _unsupported(node, str(error)) from None
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             raise _unsupported(node, f"it does not fit its inputs ({error})") from error
         results = [result] if isinstance(result, Tensor) else list(result)
+        # Dropout and BatchNormalization state outputs that nothing but training needs.
         for name, value in zip(node.output, results, strict=False):
+            # From here on every activation has one row per input: nothing can mix rows unseen.
             if value.dim() == 0 or len(value) != len(self.sample):
                 raise _unsupported(node, f"its result has the shape {tuple(value.shape)} without a batch axis in front")
             self.activations[name] = value
         self.module.add(node, step, takes)
 
     def _value(self, node: Any, name: str) -> Array | Tensor | None:
+        # An input that is left out has an empty name, to keep the places of those behind it.
         if name == "":
             return None
         if name in self.activations:
@@ -127,6 +135,7 @@ class Builder:
         from onnx.reference import ReferenceEvaluator
 
         values = {name: self._value(node, name) for name in node.input if name}
+        # The reference evaluates models, so that the node becomes a graph of its own.
         inputs = []
         for name, value in values.items():
             kind = helper.np_dtype_to_tensor_dtype(np.asarray(value).dtype)
@@ -143,6 +152,7 @@ class Builder:
 
 def _check_known(nodes: Sequence[Any], input_name: str) -> None:
     """Refuse all operators without a reader at once."""
+    # `moving` is what depends on the input; the rest are constants, which the reference folds.
     moving, unknown = {input_name}, []
     for node in nodes:
         is_own_domain = node.domain not in ("", "ai.onnx")

@@ -29,6 +29,7 @@ class Step(nn.Module):
         self.kind, self.function, self.options = kind, function, options
         self.names = list(tensors)
         for name, tensor in tensors.items():
+            # In the state dict, hence in fingerprints, and converted by .double().
             self.register_buffer(name, tensor)
 
     def forward(self, *x: Tensor) -> Any:
@@ -78,6 +79,7 @@ class OnnxNode:
         array = self.constant(place)
         if array is None:
             return None
+        # np.array copies: arrays of a protobuf cannot be written to.
         return torch.from_numpy(np.array(array)).to(self.x.dtype)
 
     def needed(self, place: int) -> Tensor:
@@ -97,6 +99,7 @@ class OnnxNode:
     def axis(self, axis: int, rank: int | None = None) -> int:
         """An axis, counted from the front; never that of the batch."""
         rank = self.x.dim() if rank is None else rank
+        # Axis 0 is the batch: a network whose rows depend on each other has no radius for one of them.
         place = axis + rank if axis < 0 else axis
         if not 0 < place < rank:
             what = "the batch axis" if place == 0 else f"axis {axis}, which does not exist"

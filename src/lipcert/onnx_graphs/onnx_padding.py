@@ -48,6 +48,7 @@ def window(node: OnnxNode, kernel: list[int], transposed: list[int] | None = Non
     stride = list(node.attribute("strides", [1] * rank))
     dilation = list(node.attribute("dilations", [1] * rank))
     pads = list(node.attribute("pads", [0] * 2 * rank))
+    # ONNX: all beginnings, then all ends.
     before, after = pads[:rank], pads[rank:]
     mode = node.attribute("auto_pad", "NOTSET")
     wanted = node.attribute("output_shape")
@@ -57,11 +58,14 @@ def window(node: OnnxNode, kernel: list[int], transposed: list[int] | None = Non
         before, after = [0] * rank, [0] * rank
     if mode in ("SAME_UPPER", "SAME_LOWER") or wanted is not None:
         for k in range(rank):
+            # The extent of a kernel of 3 with dilation 2 is 5.
             size, extent = node.x.shape[k + 2], (kernel[k] - 1) * dilation[k] + 1
             if transposed is None:
+                # SAME: ceil(size/stride) windows, which reach over (that − 1)·stride + extent entries.
                 total = max((-(-size // stride[k]) - 1) * stride[k] + extent - size, 0)
             else:
                 result = size * stride[k] if wanted is None else wanted[-rank:][k]
+                # What the convolution would give without padding, minus what is wanted.
                 total = stride[k] * (size - 1) + transposed[k] + extent - result
             before[k], after[k] = _shared(total, mode, transposed is not None)
     return Window(kernel, stride, dilation, before, after)

@@ -46,12 +46,14 @@ class _Expressions:
         if name == x:
             return "x"
         if name in self.numbers:
+            # Six digits: √2 of an exporter in float32 and in float64 is 1.41421 in both.
             return f"{self.numbers[name]:.6g}"
         node = self.nodes.get(name)
         if node is None or depth == 0:
             return "?"
         operands = [self.text(operand, x, depth - 1) for operand in node.input]
         if node.op_type in ("Add", "Mul"):
+            # x·σ(x) and σ(x)·x are one pattern.
             operands.sort()
         return f"{node.op_type}({','.join(operands)})"
 
@@ -59,6 +61,7 @@ class _Expressions:
         """The pattern that ends in a node, and the value that it is a function of."""
         for operand in node.input:
             before = self.nodes.get(operand)
+            # x is an operand itself, as in x·σ(x), or one step before, as in (0.5·x)·(1 + erf(…)).
             for x in (operand, *(before.input if before is not None else ())):
                 if x not in self.numbers:
                     kind = self.text(node.output[0], x)
@@ -75,11 +78,13 @@ def with_patterns(nodes: Sequence[Any], constants: Mapping[str, Array], output: 
     expressions = _Expressions(by_output, _single_numbers(nodes, constants))
     replaced = []
     for node in nodes:
+        # All patterns end in a product or a quotient.
         found = expressions.pattern(node) if node.op_type in ("Mul", "Div") else None
         if found is not None:
             kind, x = found
             node = helper.make_node(kind, [x], list(node.output), name=node.name)  # noqa: PLW2901
         replaced.append(node)
+    # The inner nodes of a pattern stay only if something else reads them, too.
     return _needed_for(replaced, output)
 
 
@@ -101,6 +106,7 @@ def _needed_for(nodes: Sequence[Any], output: str) -> list[Any]:
     """Without the nodes whose results nothing uses."""
     needed = {output}
     kept = []
+    # Nodes are in topological order: whoever reads a result comes later.
     for node in reversed(nodes):
         if not needed.isdisjoint(node.output):
             needed.update(node.input)

@@ -33,6 +33,7 @@ def max_pool(node: OnnxNode) -> Step:
     options = {"stride": shape.stride, "dilation": shape.dilation, "ceil_mode": bool(node.attribute("ceil_mode", 0))}
     if _fits(shape):
         return node.step(_MAX[rank], kernel_size=shape.kernel, padding=shape.before, **options)
+    # −∞ never is the largest entry of a window.
     pads, low = shape.torch_pads, float("-inf")
     return node.step(padded, function=_MAX[rank], pads=pads, value=low, kernel_size=shape.kernel, **options)
 
@@ -58,6 +59,7 @@ def average_pool(node: OnnxNode) -> Step:
     if counted:
         return node.step(padded, function=_MEAN[rank], pads=shape.torch_pads, **options)
     ones = torch.ones(1, 1, *node.x.shape[2:], dtype=node.x.dtype)
+    # The mean of ones with zeros around them: the part of a window that lies inside the image.
     share = padded(ones, function=_MEAN[rank], pads=shape.torch_pads, **options)
     return node.step(_counted_mean, {"share": share}, function=_MEAN[rank], pads=shape.torch_pads, **options)
 
@@ -75,6 +77,7 @@ def global_max_pool(node: OnnxNode) -> Step:
 def _axes(node: OnnxNode) -> list[int]:
     listed = node.numbers(1, "axes")
     if not listed:
+        # Without axes ONNX reduces all of them, unless this says none.
         if node.attribute("noop_with_empty_axes", 0):
             return []
         raise RefusalError("it reduces all axes, that of the batch too; state the axes")

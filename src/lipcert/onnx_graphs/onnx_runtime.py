@@ -31,6 +31,7 @@ def open_session(path: Path) -> Any:
     """onnxruntime on one thread of the CPU, with the graph as it is: nothing fused."""
     runtime: Any = needed("onnxruntime")
     options = runtime.SessionOptions()
+    # Fused operators round differently: what is compared is the graph that was read.
     options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
     options.log_severity_level = 3
@@ -56,6 +57,7 @@ def run_session(session: Any, x: Tensor, outputs: Sequence[str], rows: int | Non
 
 def difference(found: Tensor, expected: Tensor) -> float:
     """The largest difference, as a share of the largest expected value; infinite for other shapes and NaN."""
+    # NaN on both sides would compare as no difference at all.
     if found.shape != expected.shape or not bool((torch.isfinite(found) & torch.isfinite(expected)).all()):
         return float("inf")
     largest = max(float(expected.abs().max()), 1e-6)
@@ -67,4 +69,5 @@ def sample_inputs(rows: int, shape: Sequence[int], dtype: torch.dtype) -> list[T
     generator = torch.Generator().manual_seed(0)
     pixels = torch.rand(rows, *shape, generator=generator, dtype=dtype)
     numbers = torch.randn(rows, *shape, generator=generator, dtype=dtype)
+    # Large numbers reach the ends of saturated activations, where a wrong one differs most.
     return [pixels, numbers, 20 * numbers.flip(0)]

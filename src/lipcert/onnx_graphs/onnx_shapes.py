@@ -33,6 +33,7 @@ def _reshaped(x: Tensor, shape: list[int]) -> Tensor:
 def _row_shape(node: OnnxNode, target: Sequence[int]) -> list[int]:
     """The shape of one row, from a shape for the sample, of which the batch has to remain the first axis."""
     try:
+        # torch works out −1; what is kept are the sizes behind the batch, so that any number of rows will do.
         shape = list(node.x.reshape(list(target)).shape)
     except RuntimeError:
         shape = []
@@ -47,6 +48,7 @@ def reshape(node: OnnxNode) -> Step:
     if target is None:
         raise RefusalError("its shape is missing")
     if not node.attribute("allowzero", 0):
+        # 0 means: as it was.
         for k, size in enumerate(target):
             if size == 0:
                 target[k] = node.x.shape[k]
@@ -84,12 +86,14 @@ def unsqueeze(node: OnnxNode) -> Step:
     rank = node.x.dim() + len(axes)
     new = {node.axis(axis, rank) for axis in axes}
     sizes = list(node.x.shape[1:])
+    # (B, 5, 6) with axes 1 and 3 becomes (B, 1, 5, 1, 6).
     shape = [1 if k in new else sizes.pop(0) for k in range(1, rank)]
     return node.step(_reshaped, shape=shape)
 
 
 def _joined(*x: Tensor, dim: int, places: list[int], **others: Tensor) -> Tensor:
     """Activations at some places, constants, made as long as the batch, at the others."""
+    # Constants keep their order, and each activation is put in at its place, from the front.
     pieces: list[Tensor] = list(others.values())
     for place, piece in zip(places, x, strict=True):
         pieces.insert(place, piece)
@@ -129,12 +133,15 @@ def pad(node: OnnxNode) -> Step:
     axes = node.numbers(3, "axes") or list(range(rank))
     before, after = [0] * rank, [0] * rank
     for k, axis in enumerate(axes):
+        # ONNX: all beginnings, then all ends.
         before[axis], after[axis] = pads[k], pads[k + len(axes)]
     if before[0] or after[0]:
         raise RefusalError("it pads the batch axis")
     listed: list[int] = []
+    # torch lists pairs from the last axis on.
     for k in range(rank - 1, 0, -1):
         listed += [before[k], after[k]]
+    # torch pads by reflection only along as many axes as are spatial: channels must not be listed.
     while len(listed) > 2 and listed[-2:] == [0, 0]:
         listed = listed[:-2]
     if mode == "constant":
@@ -164,6 +171,7 @@ def slices(node: OnnxNode) -> Step:
     chosen, index = [], []
     for axis, start, end, stride in zip(axes, starts, ends, steps, strict=True):
         size = node.x.shape[axis]
+        # Python cuts off ends such as 2^63 − 1 and understands negative ones, as ONNX does.
         places = list(range(size))[slice(start, end, stride)]
         if places == list(range(size)):
             continue
@@ -180,6 +188,7 @@ def gather(node: OnnxNode) -> Step:
         raise RefusalError("its indices are missing")
     size = node.x.shape[axis]
     index = [int(place) + size if place < 0 else int(place) for place in places.reshape(-1)]
+    # Indices of shape () remove the axis, (2, 3) make two of it.
     shape = [*node.x.shape[1:axis], *places.shape, *node.x.shape[axis + 1 :]]
     return node.step(_gathered, axis=axis, index=index, shape=shape)
 
@@ -194,6 +203,7 @@ def split(node: OnnxNode) -> Step:
     sizes = node.numbers(1, "split")
     if sizes is None:
         count = node.attribute("num_outputs", node.attribute("outputs"))
+        # Seven entries in three pieces: 3, 3 and 1.
         size = -(-node.x.shape[axis] // count)
         sizes = [size] * (count - 1)
         sizes.append(node.x.shape[axis] - sum(sizes))

@@ -37,6 +37,7 @@ def load_onnx(path: str | Path, *, output: str | None = None) -> OnnxModule:
     file = _read(Path(path))
     model = OnnxModule(file.input_name, file.shape, _chosen_output(file, output))
     nodes = with_patterns(file.graph.node, file.constants, model.output_name)
+    # Seven, because hardly anything else in a network has this size: a batch axis that has moved is noticed.
     rows = file.rows or _BATCH
     sample = sample_inputs(rows, file.shape, file.dtype)[0]
     built = Builder(model, sample, file.opset, dict(file.constants)).build(nodes)
@@ -69,6 +70,7 @@ def _read(path: Path) -> _File:
         raise ModelError(f"{path} is not a valid ONNX file, or is damaged ({reason})") from None
     graph = model.graph
     constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    # Files of old versions list their weights among the inputs.
     inputs = [value for value in graph.input if value.name not in constants]
     if len(inputs) != 1:
         names = ", ".join(value.name for value in inputs) or "none"
@@ -77,6 +79,7 @@ def _read(path: Path) -> _File:
     if kind.elem_type not in _DTYPES:
         name = onnx.TensorProto.DataType.Name(kind.elem_type).lower()
         raise ModelError(f"{path} takes {name} inputs, expected float32 or float64; export it with these")
+    # 0 stands for a size that has a name only, such as "batch".
     sizes = [dimension.dim_value for dimension in kind.shape.dim]
     if len(sizes) < 2 or 0 in sizes[1:]:
         listed = tuple(dimension.dim_value or dimension.dim_param or "?" for dimension in kind.shape.dim)
@@ -102,6 +105,7 @@ def _compare(model: OnnxModule, file: _File) -> None:
     session = open_session(file.path)
     for rows in (1, 5):
         for x in sample_inputs(rows * (file.rows or 1), file.shape, file.dtype):
+            # A graph with a fixed batch size runs in pieces, the module at once: both have to agree.
             (expected,) = run_session(session, x, [model.output_name], file.rows)
             found = difference(model(x), expected)
             if found > TOLERANCE:

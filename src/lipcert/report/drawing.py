@@ -51,6 +51,7 @@ class Drawings:
         self.folder = folder
 
     def _draw(self, name: str, run: RunFolder | None, label: str, figure: Figure) -> Drawn:
+        # Files of several runs lie in one folder.
         name = f"{name}-{_slug(run.name)}" if run else name
         figure.draw_without_rendering()
         figure.set_layout_engine("none")  # once is enough for all files
@@ -64,6 +65,7 @@ class Drawings:
         curves, points = {}, {}
         for run in runs:
             name = run.name if len(runs) > 1 else "certified"
+            # Shares of all inputs: wrong predictions are in the denominator only.
             curves[name] = (run.certificates.radius[run.certificates.correct].numpy(), len(run.certificates))
             points[name] = [(0.0, run.clean, "clean")]
             for epsilon in run.summary.epsilons:
@@ -75,6 +77,7 @@ class Drawings:
     def radii(self, runs: Sequence[RunFolder]) -> list[Drawn]:
         """On one scale, so that they can be compared."""
         radii = np.concatenate([run.certificates.radius.numpy() for run in runs])
+        # If nothing is certified, an axis from 0 to 0 would be an error.
         end = float(np.max(radii[np.isfinite(radii)], initial=0.0)) or 1.0
         result = []
         for run in runs:
@@ -95,6 +98,7 @@ class Drawings:
                 label = f"{site} {kinds.get(site, '')}".strip()
                 shares[method][label] = share
         figure = contributions(shares)
+        # Networks with many sites need the height that they have.
         figure.set_size_inches(_HALF[0], max(2.6, figure.get_figheight()))
         return self._draw("contributions", run, f"Contribution of each layer, {run.name}", figure)
 
@@ -121,6 +125,7 @@ def data_uri(image: NDArray[np.float32]) -> str:
     """An image (C, H, W) with pixels in [0, 1] as a PNG; the first channel if it has neither one nor three."""
     from PIL import Image
 
+    # Rounded, not cut off: k/255 comes back as k.
     pixels = np.clip(np.rint(image * 255), 0, 255).astype(np.uint8)
     buffer = io.BytesIO()
     Image.fromarray(pixels.transpose(1, 2, 0) if len(pixels) == 3 else pixels[0]).save(buffer, "PNG")
@@ -130,6 +135,7 @@ def data_uri(image: NDArray[np.float32]) -> str:
 @styled
 def _legend_below(figure: Figure) -> None:
     """Where it hides no line and has room for two columns."""
+    # Gathered from all axes, for a histogram and its line have one each.
     for legend in [*figure.legends, *(axes.get_legend() for axes in figure.axes)]:
         if legend is not None:
             legend.remove()

@@ -20,6 +20,7 @@ def origins(runs: Sequence[RunFolder]) -> list[tuple[RunFolder, Origin]]:
     shared: Origin = {}
     for run in runs:
         origin = _origin(run)
+        # A twin follows its run, so that `shared` is that of the run.
         if run.twin:
             origin = _differences(origin, shared)
         else:
@@ -56,6 +57,7 @@ def _origin(run: RunFolder) -> Origin:
     }
     known = {}
     for name, value in rows.items():
+        # A row without a value says nothing; the section names what is missing as a whole.
         if value not in (None, ""):
             known[name] = str(value)
     return known
@@ -102,6 +104,7 @@ def _joined(*words: str | None) -> str:
 def _command(run: RunFolder) -> str | None:
     """The command that made the folder; for a run started from Python, the one that does the same."""
     program, *arguments = (run.environment or {}).get("command") or [""]
+    # __main__.py is `python -m lipcert`.
     if Path(program).name in ("lipcert", "__main__.py"):
         return shlex.join(["lipcert", *arguments])
     if run.config is None:

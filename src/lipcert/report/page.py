@@ -23,6 +23,7 @@ def write_report(folders: Sequence[str | Path], out: str | Path | None = None) -
 
     A run with a twin inside its folder is compared with it.
     """
+    # Folders are read before anything is written; the page is written last, when its figures are there.
     runs = read_runs(folders)
     target = Path(folders[0] if out is None else out)
     drawings = Drawings(target / FIGURES)
@@ -38,6 +39,7 @@ def _render(material: Material) -> str:
     """The headline and, one after the other, all sections."""
     environment = Environment(
         loader=PackageLoader("lipcert.report"),
+        # Names of runs, classes and data come from files, and are text, not HTML.
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -45,6 +47,7 @@ def _render(material: Material) -> str:
     )
     environment.filters["percent"] = percent
     environment.filters["svg"] = Markup
+    # Nothing is escaped inside <script>: no text of the JSON may end the element.
     numbers = json.dumps(material.chart.numbers).replace("<", "\\u003c")
     return environment.get_template("report.html.j2").render(
         title=", ".join(run.name for run in material.runs if not run.twin),
@@ -58,6 +61,7 @@ def _render(material: Material) -> str:
 
 def _lead(runs: Sequence[RunFolder]) -> list[str]:
     """The headline in plain words: what the first run reaches, and how the others compare."""
+    # All sentences are about one ε, also those on other runs, so that figures can be compared.
     run, epsilon = runs[0], runs[0].summary.epsilons[0]
     trained = f" trained by {run.loss}" if run.loss else ""
     median = float(run.certificates.radius.median())
@@ -70,6 +74,7 @@ def _lead(runs: Sequence[RunFolder]) -> list[str]:
     if run.distance is not None:
         standing, around = percent(run.attacked_at(epsilon), 1), around_attacked(run, epsilon)
         same = ""
+        # Shares of different inputs do not compare: beside a part stand the figures of the same part.
         if around is not None and len(run.distance) < len(run.certificates):
             same = f" ({percent(around[0], 1)} of these are certified, {percent(around[1], 1)} right)"
         sentences.append(

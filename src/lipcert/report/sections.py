@@ -48,6 +48,7 @@ class Material:
         for run in self.runs:
             if not there(run):
                 reason = run.missing.get(name, "the folder holds none")
+                # Reasons are keys: ten runs without attacks are one sentence.
                 by_reason.setdefault(reason, []).append(run.name)
         sentences = []
         for reason, names in by_reason.items():
@@ -72,6 +73,7 @@ def section(anchor: str, title: str, template: str = "figures.html.j2") -> Calla
     """Decorator: the function is the content of the next section of the page."""
 
     def register(content: Callable[[Material], Content]) -> Callable[[Material], Content]:
+        # The order of the page is that of the functions in this file.
         SECTIONS.append(Section(anchor, title, template, content))
         return content
 
@@ -127,6 +129,7 @@ def contributions_section(material: Material) -> Content:
     )
     drawn = [material.drawings.contributions(run) for run in material.runs if run.contributions]
     absent = material.absent("The contributions are", "bound", lambda run: bool(run.contributions))
+    # Runs without any contributions have their sentence already.
     absent += material.absent(
         "The naive method is", "constants", lambda run: run.constants is not None or not run.contributions
     )
@@ -171,6 +174,7 @@ def _gallery(run: RunFolder) -> list[tuple[str, list[Content]]]:
         for picture in run.gallery:
             if picture.example.group == group:
                 cards.append(_card(picture, run.class_names))
+        # A group without pictures, such as wrong predictions of a perfect network, has no title either.
         if cards:
             groups.append((title, cards))
     return groups
@@ -183,6 +187,7 @@ def _card(picture: Picture, names: Sequence[str]) -> Content:
         "idx": example.idx,
         "label": names[example.label],
         "prediction": names[example.prediction],
+        # #: 0.500, not 0.5, so that cards line up.
         "radius": f"{example.radius:#.3g}",
         "image": data_uri(picture.image),
         "adversarial": None,

@@ -14,6 +14,7 @@ def compare(runs: Sequence[RunFolder]) -> TextTable:
     Attacked accuracies are shares of the inputs attacked; if these are fewer than those certified, a column says so,
     and the certified and the clean share of the same inputs stand around them.
     """
+    # Columns are those of all runs together: a run that was not made for an ε still has a certified share at it.
     every_epsilon: set[float] = set()
     attacked = partly = False
     for run in runs:
@@ -53,6 +54,7 @@ def _row(run: RunFolder, epsilons: Sequence[float], attacked: bool, partly: bool
 def _attacked(run: RunFolder, epsilon: float) -> str:
     """The share that attacks leave standing; of a part, between the certified and the clean share of the same."""
     around = around_attacked(run, epsilon)
+    # Certified ≤ attacked ≤ clean holds for the same inputs only; of all of them, the columns show it.
     if around is None or run.distance is None or len(run.distance) == len(run.certificates):
         return percent(run.attacked_at(epsilon))
     certified, clean = around

@@ -51,21 +51,25 @@ def slider(runs: Sequence[RunFolder]) -> Slider:
     curves, series, clean = [], [], []
     for run, colour in zip(runs, colours, strict=True):
         numbers = _sorted_distances(run)
+        # Certified at ε: of all inputs, the correct ones whose radius is not yet passed.
         certified = _survival(numbers.radii, len(run.certificates), len(numbers.radii), scale)
         curves.append(Curve("certified", colour, _path(certified), _points(run, run.certified_at, scale)))
         if numbers.attacked:
             standing = _survival(numbers.distances, numbers.attacked, numbers.survivors, scale)
+            # One run: colours tell certified from attacked. Several: they tell the runs apart.
             shade = MEANING["attacked"] if len(runs) == 1 else colour
             curves.append(Curve("attacked", shade, _path(standing), _points(run, run.attacked_at, scale)))
         series.append(numbers.as_dict(len(run.certificates)))
         clean.append((scale.y(run.clean), colour))
     area = ""
+    # There along one curve, back along the other: what is neither certified nor refuted.
     if len(runs) == 1 and len(curves) == 2:
         area = _path([*certified, *reversed(standing)]) + "Z"
     numbers_for_page = {
         "runs": series,
         "end": scale.end,
         "start": runs[0].summary.epsilons[0],
+        # As in `attacks.fooled`: PGD ends on the sphere, up to rounding, and the page has to count alike.
         "slack": 1 + ON_SPHERE,
         "left": LEFT,
         "right": WIDTH - RIGHT,
@@ -92,6 +96,7 @@ class _Scale:
         return round(LEFT + (WIDTH - LEFT - RIGHT) * epsilon / self.end, 2)
 
     def y(self, share: float) -> float:
+        # SVG counts from the top.
         return round(TOP + (HEIGHT - TOP - BOTTOM) * (1 - share), 2)
 
 
@@ -124,6 +129,7 @@ def _sorted_distances(run: RunFolder) -> _SortedDistances:
     radii = _sorted_radii(run.certificates)
     if run.attacked is None or run.distance is None:
         return _SortedDistances(radii, np.empty(0), 0, 0, np.empty(0))
+    # A wrong prediction needs no attack: it is not standing at any ε.
     distances = run.distance[run.attacked.correct].numpy()
     fooled = np.sort(distances[np.isfinite(distances)])
     return _SortedDistances(radii, fooled, len(distances), len(run.attacked), _sorted_radii(run.attacked))
@@ -149,8 +155,10 @@ def _end(runs: Sequence[RunFolder]) -> float:
     for run in runs:
         largest.append(1.15 * max(run.summary.epsilons))
         numbers = _sorted_distances(run)
+        # [-1:] of a sorted array is its largest, or nothing.
         largest += numbers.radii[numbers.radii < _LARGEST][-1:].tolist()
         if len(numbers.distances):
+            # A few inputs are fooled only far away; the axis would be theirs.
             largest.append(float(np.quantile(numbers.distances, 0.95)))
     return 1.02 * max(largest)
 
@@ -160,6 +168,7 @@ def _survival(values: NDArray[np.float64], count: int, start: int, scale: _Scale
     shown = values[values <= scale.end]
     x = np.round(LEFT + (WIDTH - LEFT - RIGHT) * shown / scale.end, 1)
     points = [(float(LEFT), scale.y(start / count))]
+    # Across to the step, then down by all that fall in the same tenth of a pixel.
     for place, fallen in zip(*np.unique(x, return_counts=True), strict=True):
         start -= int(fallen)
         points += [(float(place), points[-1][1]), (float(place), scale.y(start / count))]

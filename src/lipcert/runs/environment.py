@@ -19,6 +19,7 @@ _PACKAGES = ("lipcert", "torch", "numpy", "scipy", "safetensors", "lightning-fab
 def environment(dataset: Dataset, data_dir: str | Path | None, seed: int | None) -> dict[str, Any]:
     """The facts that go into environment.json; the seed is that of a training, if there was one."""
     return {
+        # Facts that may explain another result. Only the checksum of the data is compared when a run goes on.
         "command": sys.argv, "seed": seed, "versions": _versions(), "python": platform.python_version(),
         "system": platform.system(), "machine": platform.machine(), "processor": _processor(),
         "cores": os.cpu_count(), "threads": torch.get_num_threads(),
@@ -36,6 +37,7 @@ def _versions() -> dict[str, str]:
     for package in _PACKAGES:
         try:
             found[package] = version(package)
+        # Some come with extras only.
         except PackageNotFoundError:
             continue
     return found
@@ -44,6 +46,7 @@ def _versions() -> dict[str, str]:
 def _processor() -> str:
     """The name of the processor, as the system knows it."""
     try:
+        # platform.processor() is empty on many Linux systems.
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:  # not Linux
         lines = []

@@ -45,8 +45,10 @@ def attack_inputs(
     """
     if count == 0:
         return [None] * len(epsilons)
+    # 3 of 10 inputs: 0, 3, 6.
     index = torch.arange(count) * len(test) // count
     attacked = take(certificates, index)
+    # Raises if a certificate is contradicted; attacks.csv is then not written.
     distance = cross_check(model, test.take(index), attacked, epsilons, folder, index, progress)
     write_attacks(folder / ATTACKS, index, distance, epsilons)
     return [attacked_accuracy(attacked.correct, distance, epsilon) for epsilon in epsilons]
@@ -62,6 +64,7 @@ def write_attacks(path: Path, index: Tensor, distance: Tensor, epsilons: Sequenc
     header = ["idx", "distance"]
     columns = [index.tolist(), distance.tolist()]
     for epsilon in epsilons:
+        # repr, so that 36/255 is found again by its value.
         header.append(f"fooled at {epsilon!r}")
         columns.append(fooled(distance, epsilon).int().tolist())
     with replace_file(path) as temporary, temporary.open("w", newline="") as file:
@@ -78,6 +81,7 @@ def read_attacks(path: Path) -> tuple[Tensor, Tensor]:
         for row in rows:
             index.append(int(row[0]))
             distances.append(float(row[1]))
+        # Ascending, so that the last index is the largest: readers compare it with the number of certificates.
         if header[:2] != ["idx", "distance"] or not rows or index != sorted(set(index)) or index[0] < 0:
             raise ValueError("expected the columns idx and distance, and rows of ascending idx")
         if any(map(isnan, distances)):
@@ -93,11 +97,13 @@ def write_constants(loaded: LoadedModel, bound: Bound, folder: Path, progress: P
     Both are guaranteed. What is there already is kept if it belongs to the same weights and method.
     """
     path = folder / CONSTANTS
+    # The naive bound of a large network takes minutes. It is not computed again for the same weights.
     identity = {"fingerprint": bound.facts.fingerprint, "method": bound.method}
     try:
         stored = json.loads(path.read_text())
         if {name: stored[name] for name in identity} == identity:
             return
+    # Missing, damaged or of an earlier version: computed anew.
     except (OSError, ValueError, KeyError):
         pass
     target = find_target("pairwise")
@@ -120,6 +126,7 @@ def _constant(bound: Bound) -> dict[str, Any]:
 def _site_kind(model: nn.Module, site: str) -> str:
     """What a site is: the class of its module, if it is one."""
     try:
+        # relu#2 is the second use of the module relu.
         return type(model.get_submodule(site.partition("#")[0])).__name__
     except AttributeError:
         return ""
@@ -131,12 +138,14 @@ def write_gallery(model: nn.Module, test: Split, certificates: Certificates, fol
     Each with the closest image with another prediction that DDN finds, in the range of pixels.
     """
     chosen = _choose(certificates)
+    # Grey or coloured: nothing else can be shown.
     are_pictures = test.images.ndim == 4 and test.images.shape[1] in (1, 3)
     if not chosen or not are_pictures:
         return []
     index = torch.tensor([place for place, _ in chosen])
     x, shown = test.pixels(index), take(certificates, index)
     assert shown.label is not None
+    # Another success of an attack, so another chance to contradict a certificate.
     attack = minimum_norm(model, x, shown.prediction)
     check_certificates(x, shown, attack, folder, index)
     with torch.no_grad():
@@ -153,7 +162,9 @@ def write_gallery(model: nn.Module, test: Split, certificates: Certificates, fol
 
 def _choose(certificates: Certificates) -> list[tuple[int, str]]:
     """Indices of the images to show, with the group each belongs to."""
+    # Stable: of equal radii the first stays first, and the gallery is the same every time.
     order = certificates.radius.argsort(descending=True, stable=True)
+    # Both lists fall in radius; what is most robust is left out of the least.
     right = order[certificates.correct[order]].tolist()
     wrong = order[~certificates.correct[order]].tolist()
     most, others = right[:_SHOWN], right[_SHOWN:]

@@ -47,6 +47,7 @@ def finish_folder(loaded: LoadedModel, task: Task, folder: Path, progress: Progr
     Goes on where an interrupted one stopped: what is in the folder already, and belongs to this model, is used again.
     """
     began = time.perf_counter()
+    # Certificates first: what follows attacks them or shows them.
     bound, certificates = certify_test(loaded, task, folder, progress)
     certified = time.perf_counter()
     local = None
@@ -54,9 +55,12 @@ def finish_folder(loaded: LoadedModel, task: Task, folder: Path, progress: Progr
         names = (loaded, task.dataset, bound, task.local_norm, task.epsilons, len(certificates), folder, progress)
         local = certify_locally(*names)
     bounded = time.perf_counter()
+    # Only what was certified: the same inputs in the same order.
     test = task.dataset.test.take(slice(0, len(certificates)))
     attacked = min(task.attacked, len(test))
+    # The larger the radii that attacks have to respect, the stricter the test.
     judged = larger_radii(certificates, local, task.local_norm or 2)
+    # `executed` is what was certified, sums in parts and float64 included, not the model as it was trained.
     standing = attack_inputs(loaded.executed, test, judged, task.epsilons, attacked, folder, progress)
     write_constants(loaded, bound, folder, progress)
     gallery = write_gallery(loaded.executed, test, certificates, folder)
@@ -64,6 +68,7 @@ def finish_folder(loaded: LoadedModel, task: Task, folder: Path, progress: Progr
     for epsilon, left in zip(task.epsilons, standing, strict=True):
         share = None if local is None else local.certified_accuracy(epsilon)
         accuracies.append(Accuracy(epsilon, certificates.certified_accuracy(epsilon), left, share))
+    # From here on nothing is written. The caller writes the summary last: it says that all else is there.
     summary = _described(loaded, task.dataset, bound, certificates, tuple(accuracies))
     ended = time.perf_counter()
     return replace(
@@ -117,7 +122,9 @@ def certify_test(loaded: LoadedModel, task: Task, folder: Path, progress: Progre
 
 def _certify_test(loaded: LoadedModel, task: Task, folder: Path, progress: Progress) -> tuple[Bound, Certificates]:
     path, test = folder / CERTIFICATES, task.dataset.test
+    # Everything that rows depend on besides the weights: rows of another method must not be continued.
     origin = f"{task.dataset.name} {task.dataset.checksum} {loaded.execution} {task.method}"
+    # Before the bound, which may take hours: a folder that cannot be continued is refused at once.
     check_continues(path, fingerprint(loaded.network), origin)
     bound = stored_bound(
         loaded.model, loaded.network, folder / BOUND, progress, task.method, task.fit, earlier=loaded.earlier

@@ -143,6 +143,7 @@ def read_runs(folders: Sequence[str | Path]) -> list[RunFolder]:
     counts = Counter(run.name for run in runs)
     for k, run in enumerate(runs):
         if counts[run.name] > 1:
+            # Names are the keys of tables and legends: two runs called "run" would be one.
             runs[k] = replace(run, name=f"{run.name} ({run.folder})")
     if len({run.name for run in runs}) < len(runs):
         raise DataError(f"a run is given twice: {', '.join(run.name for run in runs)}; name every folder once")
@@ -213,6 +214,7 @@ def _attacks(path: Path, certificates: Certificates) -> tuple[Certificates, Tens
     if index[-1] >= len(certificates):
         raise ValueError(f"input {int(index[-1])} was attacked, but there are {len(certificates)} certificates")
     attacked = take(certificates, index)
+    # Files of different runs in one folder, or a false certificate: neither may be shown side by side.
     if bool((distance < attacked.radius).any()):
         raise ValueError("an image with another prediction lies inside a certified radius")
     return attacked, distance
@@ -223,6 +225,7 @@ def _constants(path: Path, fingerprint: str | None) -> dict[str, Any]:
     _check_identity(constants["fingerprint"], fingerprint)
     for method in constants["methods"].values():
         for value in (method["mean"], *method["contributions"].values()):
+            # Raises here, where it is reported as damage, not in the middle of drawing.
             float(value)
     return constants
 

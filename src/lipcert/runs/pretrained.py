@@ -22,6 +22,7 @@ class Pretrained(CertifiedClassifier):
     def __init__(self, name: str, loaded: LoadedModel, summary: Summary) -> None:
         if loaded.earlier is None:
             raise ModelError(f"the bound of {name} is missing from this installation; install lipcert again")
+        # Checks that the shipped bound belongs to the shipped weights.
         super().__init__(loaded.network, loaded.earlier, loaded.longest_sum)
         self.name, self.summary = name, summary
 
@@ -42,6 +43,7 @@ def pretrained(name: str) -> Pretrained:
     """
     folder = pretrained_folder(name)
     summary = read_summary(folder)
+    # The figures of the summary are of this arithmetic.
     loaded = load_trained(folder / MODEL).executed_in(summary.execution)
     return Pretrained(name, loaded, summary)
 
@@ -57,6 +59,7 @@ def pretrained_folder(name: str) -> Path:
 def shipped_summary(name: str) -> Summary | None:
     """The figures of a trained network that comes with lipcert; None if there is none of this name."""
     folder = shipped_folder(name)
+    # A folder of the user's with this name comes first.
     if folder is None or Path(name).exists():
         return None
     return read_summary(folder)

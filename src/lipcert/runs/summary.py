@@ -99,6 +99,7 @@ class Summary:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, without those that are not known."""
+        # A missing name reads back as its default, None.
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     def write(self, folder: Path) -> None:
@@ -108,11 +109,13 @@ class Summary:
     def from_dict(cls, values: Mapping[str, Any]) -> Summary:
         """The summary with these values; names that this version does not know are left out."""
         known = {field.name for field in fields(cls)}
+        # A newer version may have written names that this one does not know.
         chosen = {name: value for name, value in values.items() if name in known}
         chosen["at"] = tuple(Accuracy(**entry) for entry in values["at"])
         chosen["gallery"] = tuple(Example(**entry) for entry in values.get("gallery", ()))
         chosen["class_names"] = tuple(values.get("class_names", ()))
         summary = cls(**chosen)
+        # JSON of Python has NaN and Infinity, which would pass as accuracies.
         shares = [float(share) for entry in summary.at for share in (entry.epsilon, entry.certified)]
         if not shares or not all(isfinite(share) for share in shares):
             raise ValueError("it has no accuracies")

@@ -28,6 +28,7 @@ def new_folder(name: str, run_dir: str | Path | None) -> Path:
     for n in count(1):
         folder = Path("runs") / f"{name}-{n}"
         try:
+            # Made without asking: of two processes that start together one makes it, the other takes the next number.
             folder.mkdir(parents=True)
         except FileExistsError:
             continue
@@ -39,6 +40,7 @@ def check_unused(folder: Path) -> None:
     """Refuse a folder in which there is something already."""
     if (folder / CONFIG).exists():
         raise ResumeError(f"{folder} already holds a run; continue it with --resume {folder}, or choose another folder")
+    # Half-written files of a process that was killed are no reason to refuse a folder.
     if folder.exists() and (not folder.is_dir() or set(folder.iterdir()) - set(leftovers(folder))):
         raise OptionError(f"{folder} exists and is not an empty folder; choose another one for the run")
 
@@ -50,7 +52,9 @@ def working_in(folder: Path) -> Iterator[None]:
     The lock of a process that was killed is gone with it.
     """
     try:
+        # Two processes that append to one file of certificates would interleave their rows.
         with FileLock(folder / LOCK, timeout=0):
+            # Safe only under the lock: elsewhere they may be files that another process is writing.
             for leftover in leftovers(folder):
                 leftover.unlink(missing_ok=True)
             yield
@@ -58,6 +62,7 @@ def working_in(folder: Path) -> Iterator[None]:
         raise ResumeError(f"another process is working in {folder}; wait until it ends, or stop it") from None
     except KeyboardInterrupt:
         remedy = f"stopped; continue with: lipcert train --resume {shlex.quote(str(folder))}"
+        # The same interruption with a message, so that callers need not know the folder.
         raise KeyboardInterrupt(remedy) from None
 
 

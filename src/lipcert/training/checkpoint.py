@@ -45,6 +45,7 @@ class TrainingState:
         result = self._module_tensors()
         for name, parameter in self._trained():
             for optimizer in self.optimizers:
+                # By the name of the parameter: Adam's own state dict numbers them, which other groups would renumber.
                 for quantity, tensor in optimizer.state.get(parameter, {}).items():
                     result[f"optimizer.{name}.{quantity}"] = tensor
         return {name: tensor.detach().cpu().contiguous() for name, tensor in result.items()}
@@ -67,18 +68,21 @@ class TrainingState:
         """Put the state back in place, which keeps every memory format and so every later rounding."""
         wanted = self._module_tensors()
         moments = {name for name in tensors if name.startswith("optimizer.")}
+        # The first name that only one of both has.
         for name in sorted(wanted.keys() ^ (tensors.keys() - moments)):
             raise CheckpointError(f"{path} does not fit the configuration: {name} is only on one side")
         for name, tensor in wanted.items():
             if tensor.shape != tensors[name].shape:
                 shapes = f"{tuple(tensors[name].shape)}, expected {tuple(tensor.shape)}"
                 raise CheckpointError(f"{path} does not fit the configuration: {name} has shape {shapes}")
+            # In place: parameters that the optimizers hold stay the same objects.
             tensor.copy_(tensors[name])
         for optimizer in self.optimizers:
             optimizer.state.clear()
         for name, parameter in self._trained():
             state = {}
             for stored in moments:
+                # optimizer.0.weight.exp_avg: the parameter 0.weight, its quantity exp_avg.
                 owner, _, quantity = stored.removeprefix("optimizer.").rpartition(".")
                 if owner == name:
                     state[quantity] = _like(tensors[stored], parameter)
@@ -88,6 +92,7 @@ class TrainingState:
     def _optimizer_of(self, parameter: nn.Parameter) -> Optimizer:
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
+                # `is`, because == compares the entries of tensors.
                 if any(parameter is other for other in group["params"]):
                     return optimizer
         raise KeyError("a parameter that no optimizer moves")
@@ -96,6 +101,7 @@ class TrainingState:
 def _like(tensor: Tensor, parameter: nn.Parameter) -> Tensor:
     """A copy, in the parameter's memory format if it has its shape."""
     if tensor.shape == parameter.shape:
+        # Sums in another memory format are rounded in another order: a resumed run would end with other weights.
         return torch.empty_like(parameter).copy_(tensor)
     return tensor.clone()
 
@@ -110,8 +116,10 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], position: Positi
         "sha256": tensors_digest(tensors),
     }
     with replace_file(path) as temporary:
+        # Position, configuration and tensors are one file, so that they cannot belong to different moments.
         save_file(dict(tensors), temporary, metadata=metadata)
         with temporary.open("rb") as file:
+            # Before the file takes the place of the last good one: after a power cut one of both is complete.
             os.fsync(file.fileno())
 
 
@@ -130,6 +138,7 @@ def read_checkpoint(path: Path, config: str) -> tuple[dict[str, Tensor], Positio
         raise CheckpointError(f"{path} is not a checkpoint of this version of lipcert; {remedy}")
     if metadata.get("sha256") != tensors_digest(tensors):
         raise CheckpointError(f"{path} is damaged: its contents do not have the checksum it states; {remedy}")
+    # Tensors would fit, and training would go on with another loss or schedule than config.toml says.
     if metadata.get("config") != config:
         raise CheckpointError(f"{path} belongs to another configuration than config.toml beside it; {remedy}")
     where = json.loads(metadata["position"])

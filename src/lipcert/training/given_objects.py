@@ -35,6 +35,7 @@ class Given:
         dataset = None
         if data is not None:
             dataset = datasets.load(data)
+        # The copy is for the twin: the model itself is trained in place.
         return cls(model, dataset, loss, deepcopy(model))
 
     def names(self) -> dict[str, Any]:
@@ -44,6 +45,7 @@ class Given:
             names["model"] = given_name(self.model)
         if self.dataset is not None:
             name = self.dataset.name
+            # A name that `lipcert.data.load` finds needs no object when the run is continued.
             is_found_again = name in datasets.NAMES or Path(name).exists()
             names["data"] = name if is_found_again else f"{name}{GIVEN}"
         if self.loss is not None:
@@ -66,6 +68,7 @@ class Given:
         if self.loss is None:
             return config
         own = OwnLoss.of(self.loss)
+        # Functions cannot be compared, their names can: half a run with each of two losses is no run at all.
         if config.loss.type != own.type:
             expected = config.loss.type.removesuffix(GIVEN)
             raise ConfigError(f"the run was begun with the loss {expected}, not {own.type.removesuffix(GIVEN)}")

@@ -44,12 +44,14 @@ class Training:
         self.model = prepared.model
         self.memory_format = prepared.memory_format
         self.estimators = build_estimators(config, prepared)
+        # Learned coordinates or multipliers; empty for the methods "naive" and "liplt".
         self.scales = list(self.estimators["estimator"].parameters())
         optimizers = build_optimizers(config, self.model, self.scales)
         self.forward, *self.optimizers = fabric.setup(self.model, *optimizers)
         self.state = TrainingState(self.model, optimizers, self.estimators)
         self.augment = Augmentation(**config.augmentation.model_dump())
         self.position = Position()
+        # The first process reads, all restore: their disks may differ, their states must not.
         checkpoint: Any = None
         if fabric.is_global_zero and self.path.exists():
             checkpoint = read_checkpoint(self.path, digest)
@@ -64,6 +66,7 @@ class Training:
     def run(self, progress: Progress) -> None:
         """Train to the last epoch."""
         config = self.config
+        # So that a run that is killed in its first minute can be resumed, too.
         if self.fresh:
             self.save(self.position)
         for epoch in range(self.position.epoch, config.epochs):
@@ -71,6 +74,7 @@ class Training:
             batches = self.batches(epoch)
             steps = len(batches)
             lr = learning_rate(config.schedule, epoch, config.epochs)
+            # A checkpoint has the sums over all processes: if each went on with them, they would count several times.
             sums = defaultdict(float, self.position.sums if self.fabric.is_global_zero else {})
             first = self.position.step if epoch == self.position.epoch else 0
             self.forward.train()
@@ -82,6 +86,7 @@ class Training:
                     progress("training", (epoch + (step + 1) / steps) / config.epochs, self.figures(epoch, sums))
                     if self.checkpoint_is_due():
                         self.save(Position(epoch, step + 1, self.total(sums)))
+            # The line first, then the checkpoint: if only the line is there, resuming cuts it off and trains it again.
             self.log.append(self.measure(epoch, lr, self.total(sums), began))
             self.save(Position(epoch + 1))
             progress("training", (epoch + 1) / config.epochs, self.figures(epoch, sums))
@@ -97,6 +102,8 @@ class Training:
     def step(self, index: Tensor, epoch: int, step: int, lr: float, sums: dict[str, float]) -> None:
         """One step of the optimizers on a global batch."""
         fabric = self.fabric
+        # For dropout: a function of where the run is, so that a resumed one draws the same. Ranks begin at 1: the key
+        # (s, e, t, 0) would give the seed of (s, e, t), which is that of the augmentation.
         torch.manual_seed(_seed(self.config.seed, epoch, step, fabric.global_rank + 1))
         x, labels, share = self.share(index, epoch, step)
         try:
@@ -107,6 +114,7 @@ class Training:
         value, base, robust = (float(term.detach()) for term in (loss.loss, loss.base, loss.robust))
         if not isfinite(value):
             raise self.diverged(f"the loss is {value:g} (base {base:g}, robust {robust:g})", epoch, step, lr)
+        # Processes average their gradients: Σ_p (share_p·n/B)·loss_p / n is the mean over the global batch of B.
         fabric.backward(loss.loss * (share * fabric.world_size / len(index)))
         self.move()
         sums["loss"] += value * share
@@ -150,6 +158,7 @@ class Training:
         images, labels = self.augment(self.dataset.train.pixels(index), generator), self.dataset.train.labels[index]
         mine = slice(self.fabric.global_rank, None, self.fabric.world_size)
         share = len(labels[mine])
+        # Every process has to take part in the averaging, with one input whose loss has the weight 0.
         if share == 0:
             mine = slice(0, 1)
         x, y = self.fabric.to_device((images[mine], labels[mine]))
@@ -182,11 +191,13 @@ class Training:
         due = time.monotonic() - self.saved_at >= self.config.checkpoint_seconds
         if self.fabric.world_size == 1:
             return due
+        # Clocks differ. Saving waits for all processes, so that all have to decide alike.
         return bool(self.reduce(torch.tensor(float(due)), "max"))
 
     def save(self, position: Position) -> None:
         """Replace the checkpoint, unless the weights have become infinite or NaN."""
         tensors = self.state.tensors()
+        # The last good checkpoint must not be replaced by one that nobody can go on from.
         for name, tensor in tensors.items():
             if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
                 epoch = min(position.epoch, self.config.epochs - 1)

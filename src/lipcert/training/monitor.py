@@ -32,6 +32,7 @@ class MetricsLog:
 
     def __init__(self, folder: Path, epoch: int, tensorboard: bool, *, writes: bool) -> None:
         self.path, self.writes = folder / METRICS, writes
+        # A run that was killed behind its checkpoint trains the rest again; lines of it would be there twice.
         self.records = [record for record in read_metrics(folder) if record["epoch"] <= epoch]
         if writes:
             write_text(self.path, "".join(json.dumps(record) + "\n" for record in self.records))
@@ -71,8 +72,10 @@ def estimate_accuracies(
     training = model.training
     model.eval()
     counts = torch.zeros(1 + len(epsilons), dtype=torch.float64, device=fabric.device)
+    # Process 1 of 3 takes inputs 1, 4, 7, …
     for index in torch.split(torch.arange(fabric.global_rank, len(test), fabric.world_size), _BATCH):
         x, labels = fabric.to_device((test.pixels(index), test.labels[index]))
+        # Signed: positive if and only if the label has the largest logit.
         radii = losses.hard_radius(model(x), labels, constants)
         counts[0] += (radii > 0).sum()
         for k, epsilon in enumerate(epsilons):
@@ -88,9 +91,11 @@ def estimate_accuracies(
 @torch.no_grad()
 def spread(fabric: Fabric, estimator: Estimator) -> float:
     """The largest difference of a constant between any two processes, at the vectors they have."""
+    # Without iterations the vectors stay as they are: measuring must not change the training.
     iterations, estimator.power_iterations = estimator.power_iterations, 0
     constants = estimator.pairwise()
     estimator.power_iterations = iterations
+    # max(c) and max(−c) = −min(c) in one reduction; their sum is the spread.
     extremes = fabric.all_reduce(torch.stack([constants, -constants]), reduce_op="max")
     assert isinstance(extremes, torch.Tensor)
     return float(extremes.sum(0).max())

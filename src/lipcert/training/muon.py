@@ -50,20 +50,25 @@ class KernelMuon(Optimizer):
             state["momentum_buffer"] = torch.zeros_like(kernel)
         average, momentum = state["momentum_buffer"], group["momentum"]
         average.mul_(momentum).add_(kernel.grad)
+        # Nesterov: the gradient as if the momentum had moved on once more.
         ahead = kernel.grad + momentum * average
         direction = orthogonalised(ahead.reshape(len(kernel), -1))
         rows, columns = direction.shape
+        # Decoupled from the gradient, as in AdamW.
         kernel.mul_(1 - group["lr"] * group["weight_decay"])
         kernel.sub_(direction.reshape(kernel.shape), alpha=group["lr"] * sqrt(max(1.0, rows / columns)))
 
 
 def orthogonalised(matrix: Tensor) -> Tensor:
     """A matrix with the same singular vectors and singular values between about 0.7 and 1.2, by Newton and Schulz."""
+    # x xᵀ is the smaller one of both Gram matrices.
     wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
+    # The iteration needs singular values of at most 1, which the Frobenius norm makes sure of.
     x: Tensor = wide / (torch.linalg.matrix_norm(wide) + 1e-30)
     a, b, c = _NEWTON_SCHULZ
     for _ in range(_ITERATIONS):
         gram = x @ x.T
+        # Each singular value σ becomes aσ + bσ³ + cσ⁵, which pushes it towards 1; the vectors stay.
         x = a * x + (b * gram + c * gram @ gram) @ x
     return x if matrix.shape[0] <= matrix.shape[1] else x.T
 

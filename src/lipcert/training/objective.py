@@ -31,6 +31,7 @@ def build_model(
     )
     if config.init == "orthogonal":
         _initialise_orthogonally(model, config.seed)
+    # After any other initialisation, which would overwrite the weights.
     if config.init_from:
         load_weights(model, weights_file(config.init_from))
     return model
@@ -48,6 +49,7 @@ class Prepared:
     def of(cls, config: TrainConfig, dataset: Dataset, given: nn.Module | None = None) -> Prepared:
         model = build_model(config, dataset.input_shape, dataset.classes, given)
         memory_format = choose_memory_format(model, dataset.input_shape)
+        # Before any step and any folder: a network that cannot be followed should fail within seconds.
         network = trace(model, dataset.input_shape, training=True)
         if network.classes != dataset.classes:
             outputs = f"{network.classes} output{'s' * (network.classes > 1)}"
@@ -65,6 +67,7 @@ def choose_memory_format(model: nn.Module, input_shape: tuple[int, ...]) -> torc
     convolves = any(isinstance(module, nn.Conv2d) for module in model.modules())
     if not convolves or len(input_shape) != 3:
         return torch.contiguous_format
+    # The weights first: the trial is of the model as it would be trained.
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     try:
         with evaluated(model):
@@ -83,6 +86,7 @@ def build_estimators(config: TrainConfig, prepared: Prepared) -> dict[str, Estim
         seed=config.seed, accelerated=chosen.accelerated, network=network,
     )  # fmt: skip
     estimators = {"estimator": own}
+    # One capture for all three, and vectors of their own: monitoring leaves the constants of the loss alone.
     for method in ("naive", "liplt"):
         estimators[method] = Estimator(
             model, network.input_shape, method, "pairwise", _MONITOR_ITERATIONS, seed=config.seed, network=network
@@ -100,6 +104,7 @@ def objective(config: TrainConfig, logits: Tensor, labels: Tensor, constants: Te
 
 @torch.no_grad()
 def _initialise_orthogonally(model: nn.Module, seed: int) -> None:
+    # Its own generator: the global one is the caller's.
     generator = torch.Generator().manual_seed(seed)
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):

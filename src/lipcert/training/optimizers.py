@@ -25,8 +25,10 @@ def build_optimizers(config: TrainConfig, model: nn.Module, scales: list[nn.Para
         matrices = kernels(model)
     elif options.type == "muon":
         matrices = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
+    # `is not`, because `in` would compare entries.
     others = [parameter for parameter in model.parameters() if all(parameter is not matrix for matrix in matrices)]
     groups: list[dict[str, Any]] = [{"params": others, "pace": 1.0}] if others else []
+    # Scales live on a logarithmic axis and may move faster than weights.
     if scales:
         groups.append({"params": scales, "pace": config.estimator.scale_lr})
     optimizers: list[Optimizer] = []

@@ -23,6 +23,7 @@ def read_toml(text: str, source: str) -> dict[str, Any]:
 def toml_text(values: Mapping[str, Any]) -> str:
     """TOML of plain values and one level of tables."""
     plain = {key: value for key, value in values.items() if not isinstance(value, Mapping)}
+    # Plain keys come first: behind [table] every key belongs to the table.
     lines = [f"{key} = {_literal(value)}" for key, value in plain.items()]
     for key, table in values.items():
         if isinstance(table, Mapping):
@@ -34,6 +35,7 @@ def _literal(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(_literal(item) for item in value)}]"
     if isinstance(value, float):
+        # repr reads back as the same number; 1e-05 and inf are TOML, too.
         return repr(value)
     return json.dumps(value, ensure_ascii=False)
 
@@ -54,8 +56,10 @@ def apply_overrides(values: dict[str, Any], overrides: Sequence[str]) -> dict[st
             if not isinstance(table, dict):
                 raise ConfigError(f"override: {key} does not exist, because {name} is a single value")
         if key == "loss.type" and value != table.get("type"):
+            # Options of the other loss, such as λ, are unknown keys of this one.
             table.clear()
         if key == "epochs":
+            # Before the new value is put in: the old one is needed for the proportion.
             _follow_epochs(values, value, {name for name, _ in pairs})
         table[last] = value
     return values
@@ -68,6 +72,7 @@ def _follow_epochs(values: dict[str, Any], epochs: Any, given: set[str]) -> None
         return
     decay = schedule.get("decay_epoch")
     if decay and "schedule.decay_epoch" not in given:
+        # 30 of 100 epochs become 15 of 50.
         schedule["decay_epoch"] = decay * epochs // before
     if "warmup_epochs" not in given:
         values["warmup_epochs"] = min(values.get("warmup_epochs", 0), epochs - 1)
@@ -77,6 +82,7 @@ def _value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
+        # loss.type=crm needs no quotes: what is no TOML is a string.
         return text
 
 
@@ -113,6 +119,7 @@ def _locate(location: Sequence[int | str], model: type[BaseModel]) -> tuple[str,
     fields: Mapping[str, Any] = model.model_fields
     members: tuple[Any, ...] = ()
     for depth, part in enumerate(location):
+        # pydantic's location of loss.t is ("loss", "crm", "t"): the tag of the union is no key.
         tagged = [m for m in members if part in get_args(m.model_fields["type"].annotation)]
         if tagged:
             fields, members = tagged[0].model_fields, ()

@@ -73,6 +73,7 @@ def train(
         folder: Any = None
         if fabric.is_global_zero:
             folder = new_folder(config.name, run_dir)
+            # With the batch size that the data gave it: resuming must not choose another one.
             write_text(folder / CONFIG, config.to_toml())
         folder = fabric.broadcast(folder)
         return _Work(fabric, dataset, data_dir, progress, given).run(config, folder, prepared)
@@ -96,6 +97,7 @@ def resume(
         raise ResumeError(f"{folder} holds no run: {CONFIG} is missing; start one with lipcert train")
     given = Given.of(model, data, loss)
     config = given.continued(TrainConfig.from_toml(folder / CONFIG))
+    # Where the data were when the run was begun.
     data_dir = data_dir or data_folder(folder)
     with _fabric(config) as fabric:
         dataset = _load(fabric, config, given, data_dir)
@@ -118,11 +120,13 @@ class _Work:
             summary: Any = None
             if self.fabric.is_global_zero:
                 keep_environment(folder, self.dataset, self.data_dir, config.seed)
+                # The summary is written last: where it is, everything else is complete.
                 if (folder / SUMMARY).exists():
                     summary = read_summary(folder)
             summary = self.fabric.broadcast(summary)
             if summary is None:
                 prepared = prepared or Prepared.of(config, self.dataset, self.given.model)
+                # If training is done but not this: its checkpoint is at the last epoch, and certifying goes on.
                 summary = self.train(config, folder, prepared)
             standard = self.run_twin(config, folder) if config.compare_standard else None
             return Run(folder, summary, read_metrics(folder), standard)
@@ -156,6 +160,7 @@ def _finish(config: TrainConfig, training: Training, work: _Work, folder: Path) 
     path, dataset = folder / MODEL, work.dataset
     save_model(training.model, path, config.model, dataset.input_shape, dataset.classes, input_range=config.input_range)
     training.model.eval()
+    # What is certified is what a reader of the folder gets, not what is in the memory.
     loaded = load_trained(path, given=deepcopy(work.given.model), imports=True)
     loaded = loaded.executed_in(config.execution)
     dataset = dataset.in_dtype(loaded.dtype)
@@ -179,6 +184,7 @@ def _finish(config: TrainConfig, training: Training, work: _Work, folder: Path) 
 
 
 def _load(fabric: Fabric, config: TrainConfig, given: Given, data_dir: str | Path | None) -> Dataset:
+    # The first process downloads and unpacks, the others find the files.
     with fabric.rank_zero_first():
         return given.load(config, data_dir).holding_out(config.validation)
 
@@ -203,6 +209,7 @@ def _fabric(config: TrainConfig) -> Iterator[Fabric]:
         num_nodes=max(world // local, 1),
         precision=config.precision,
     )
+    # From here on there are `world` processes, which all have to make the same calls.
     fabric.launch()
     with torch.random.fork_rng():
         yield fabric
@@ -210,6 +217,7 @@ def _fabric(config: TrainConfig) -> Iterator[Fabric]:
 
 def weights_digest(config: TrainConfig) -> str:
     """Of everything that determines the weights."""
+    # A run may be resumed with another of these: the weights at its end are the same.
     left_out = {"name", "note", "attack_inputs", "execution", "checkpoint_seconds", "tensorboard"}
     relevant = config.model_dump_json(exclude=left_out, exclude_defaults=True)  # so that new fields change nothing
     return hashlib.sha256(relevant.encode()).hexdigest()

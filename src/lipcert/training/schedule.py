@@ -14,10 +14,13 @@ def learning_rate(schedule: ScheduleConfig, epoch: int, epochs: int, step: int =
     """
     warm = 1.0
     if schedule.warmup_steps:
+        # Steps of the whole run; the first one is 1/warmup_steps of the rate, not 0.
         warm = min(1.0, (epoch * steps + step + 1) / schedule.warmup_steps)
     if schedule.decay == "linear":
+        # In epochs, with fractions.
         left = epochs - epoch - step / steps
         return warm * schedule.lr0 * min(1.0, left / (epochs - schedule.decay_epoch))
+    # In the last epoch late = epochs − decay_epoch, so that the power is 1 and the rate lr_f.
     late = epoch + 1 - schedule.decay_epoch
     if late <= 0:
         return warm * schedule.lr0

@@ -77,12 +77,14 @@ def sweep(
         runs = []
         for k in range(seeds):
             number = place * seeds + k
+            # The same seeds in all cells: differences between cells are not those of seeds.
             seed = base.seed + k
             name = _folder_name(values, seed)
             overrides = [*(f"{key}={value}" for key, value in values.items()), f"seed={seed}", f"name={name}"]
             shown = _numbered(progress, number, len(combinations) * seeds, name)
             runs.append(_run(base.with_overrides(overrides), Path(folder) / name, data_dir, shown))
         cells.append(Cell(values, tuple(runs)))
+    # Last: where it is, all runs are finished.
     write_json(Path(folder) / SWEEP, [_plain(cell) for cell in cells])
     return cells
 
@@ -90,6 +92,7 @@ def sweep(
 def read_choice(choice: str) -> tuple[str, list[str]]:
     """The key and the values of "key=a,b"; commas inside brackets or quotes belong to a value."""
     key, separator, text = choice.partition("=")
+    # epsilons=[0.1,0.2],[0.3] has two values: commas in brackets are hidden while the text is split.
     apart = re.sub(r"\[[^\]]*\]|\"[^\"]*\"|'[^']*'", lambda found: found[0].replace(",", "\0"), text)
     values = [value.replace("\0", ",").strip() for value in apart.split(",")]
     if not separator or not key.strip() or not values or not all(values):
@@ -107,6 +110,7 @@ def _run(config: TrainConfig, folder: Path, data_dir: str | Path | None, progres
         return train(config, folder, data_dir, progress)
     stored = TrainConfig.from_toml(folder / CONFIG)
     wanted = config
+    # A size that was chosen for the data is in the stored configuration, but not in this one.
     if "batch_size" not in config.model_fields_set:
         wanted = config.model_copy(update={"batch_size": stored.batch_size})
     if wanted != stored:

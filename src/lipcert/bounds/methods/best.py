@@ -29,9 +29,11 @@ class Best(Method):
     def forms(self, task: MethodTask, target: Target) -> list[Form]:
         plain = task.form("liplt")
         rescaled = task.rescaled_form(target)
+        # The first form's tails and constants between sites become those of the bound: LipLT's are in plain units.
         forms = [plain, task.form("naive"), rescaled]
         if self._refines(task, plain):
             forms.append(task.refined_form())
+            # Refined forms share the norms of what they refine, so that they cost no further failure probability.
             forms.append(refine(rescaled, task.options, progress=task.progress))
         for method in ("liplt", "naive"):
             promised = task.promised_form(method)
@@ -44,6 +46,7 @@ class Best(Method):
         return task.neurons() <= min(_DENSE, task.options.dense_limit) and refinable(plain, half)
 
     def values(self, task: MethodTask, target: Target) -> Mapping[str, Tensor]:
+        # A matrix inequality has no such thing as stopping before the last layer.
         if not target.transforms_last or task.neurons() > _DENSE:
             return {}
         name = "lipsdp" if task.neurons() <= _SMALL else "ellipsoids"

@@ -53,6 +53,7 @@ class MethodTask:
 
     def keep(self, key: Any, make: Callable[[], T]) -> T:
         """What `make` returns, computed once for each key."""
+        # Norms of a form may be randomised: asked for twice, they would differ and spend the failure probability twice.
         if key not in self._kept:
             self._kept[key] = make()
         kept: T = self._kept[key]
@@ -70,6 +71,7 @@ class MethodTask:
 
     def ellipsoids(self, target: Target) -> tuple[Ellipsoids, dict[str, Tensor]]:
         """Ellipsoids that are fitted to the weights, and the diagonals behind them."""
+        # Processes may round differently: with diagonals of the first one, all of them prove the same bound.
         return self.keep(("ellipsoids", target.name), lambda: of_first(self._fit_ellipsoids(target)))
 
     @torch.enable_grad()
@@ -78,6 +80,7 @@ class MethodTask:
 
     def neurons(self) -> int:
         """The number of entries of all nonlinearities."""
+        # Sites 1..n: the input and the output are none.
         return sum(self.network.out_size(k) for k in range(1, self.network.depth + 1))
 
     def form(self, method: str) -> Form:
@@ -106,11 +109,13 @@ class MethodTask:
 
     @torch.enable_grad()
     def _fit(self, target: Target) -> dict[str, Tensor]:
+        # In the model's own precision, which is faster: any positive diagonals are valid, however they were found.
         network = normal_form(self.program)
         return fitted_scales(network, target.name, self.fit, partial(self.progress, "coordinates"))
 
     def _make(self, method: str, program: Program, scales: Mapping[str, Tensor] | None = None) -> Form:
         network, rough = self._networks(program)
+        # Norms up to site n, and up to the output, n + 1, if a target needs those.
         last = network.depth + self.whole_output
         options = replace(self.options, failure_probability=self.options.failure_probability / _MOST_FORMS)
         name = method if program is self.program else f"promised {method}"
@@ -122,6 +127,7 @@ class MethodTask:
         options = self.options
         if options.keep is None:
             return None
+        # A norm that was kept for other options, weights or versions of torch would be a stale one.
         numbers = [options.dense_limit, options.inflation, options.failure_probability, options.seed]
         key = json.dumps([self.digest, name, last, tensors_digest(scales), numbers, VERSION, torch.__version__])
         return KeptNorms(options.keep / sha256(key.encode()).hexdigest()[:32])
@@ -130,6 +136,7 @@ class MethodTask:
         """The network in float64, and in the program's own precision."""
 
         def make() -> tuple[Network, Network]:
+            # Rules are tried out once, in float64; the second network is only for estimates.
             return normal_form(program, exact=True), normal_form(program, check=False)
 
         return self.keep(("networks", program is self.promised), make)
@@ -158,6 +165,7 @@ class Method(ABC):
         return {}
 
 
+# Filled by the decorators when the modules of this folder are imported.
 METHODS: Register[Method] = Register("method")
 register_method = METHODS.add
 find_method = METHODS.find

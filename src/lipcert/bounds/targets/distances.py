@@ -31,6 +31,7 @@ def bound_class_norms(rows: Tensor, error: float) -> Tensor:
 
 def bound_pair_norms(rows: Tensor, error: float) -> Tensor:
     """Distances of the rows from above: their squares come from a Gram matrix with errors of γ_n·(‖r_a‖² + ‖r_b‖²)."""
+    # The same scale as in `_PairDistances`: squares of the centred rows.
     squares = class_norms(rows - rows.mean(0, keepdim=True)).square()
     scale = squares[:, None] + squares[None, :]
     roundoff = gamma(rows.shape[1] + 8)
@@ -53,13 +54,17 @@ class _PairDistances(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> Tensor:
+        # Rows may have much in common, which ‖r_a‖² + ‖r_b‖² − 2⟨r_a, r_b⟩ would cancel digit by digit.
         centred = rows - rows.mean(0, keepdim=True)
+        # (K, K), from one product.
         gram = centred @ centred.T
         squares = gram.diagonal()
         scale = squares[:, None] + squares[None, :]
         distances = (scale - 2 * gram).clamp(min=0)
         tolerance = 1e-2 if rows.dtype == torch.float32 else 1e-6
+        # Rows that nearly coincide: what is left of the difference of squares is mostly rounding.
         first, second = torch.triu(distances <= tolerance * scale, diagonal=1).nonzero(as_tuple=True)
+        # K²/2 differences of n entries each need not fit into the memory.
         step = max(1, _CHUNK // max(rows.shape[1], 1))
         for a, b in zip(torch.split(first, step), torch.split(second, step), strict=True):
             exact = (rows[a] - rows[b]).square().sum(1)
@@ -73,5 +78,6 @@ class _PairDistances(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
         centred, distances = ctx.saved_tensors
+        # ∂‖r_a − r_b‖/∂r_a = (r_a − r_b)/‖r_a − r_b‖; with w_ab for the weights, row a is Σ_b w_ab (r_a − r_b).
         weights = torch.where(distances > 0, (gradient + gradient.T) / distances, torch.zeros_like(distances))
         return torch.diag(weights.sum(1)).sub(weights) @ centred

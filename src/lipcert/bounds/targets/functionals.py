@@ -38,6 +38,7 @@ class Whole(Target):
         raise NotImplementedError("the norms of whole maps are bounded with the others")
 
     def pairwise(self, value: Tensor, classes: int) -> Tensor:
+        # z_a − z_b is ⟨e_a − e_b, z⟩, and ‖e_a − e_b‖ = √2.
         return value * sqrt(2) * (1 - torch.eye(classes, dtype=value.dtype, device=value.device))
 
     def functionals(self, classes: int) -> list[Functional]:
@@ -62,6 +63,7 @@ class PerClass(Target):
 
     def pairwise(self, value: Tensor, classes: int) -> Tensor:
         off_diagonal = 1 - torch.eye(classes, dtype=value.dtype, device=value.device)
+        # Triangle inequality; z_a − z_a is 0.
         return (value[:, None] + value[None, :]) * off_diagonal
 
     def functionals(self, classes: int) -> list[Functional]:
@@ -92,11 +94,13 @@ class Pairwise(Target):
         unit = torch.eye(classes, dtype=torch.float64)
         differences: list[Functional] = []
         for a, b in combinations(range(classes), 2):
+            # values[[a, b], [b, a]] = L sets both entries, (a, b) and (b, a).
             differences.append((([a, b], [b, a]), unit[a : a + 1] - unit[b : b + 1]))
         return differences
 
     def mean(self, value: Tensor) -> Tensor:
         classes = len(value)
+        # The zero diagonal is no functional.
         return value.sum() / max(classes * (classes - 1), 1)
 
 

@@ -60,6 +60,7 @@ class Target(ABC):
         return value.mean()
 
 
+# Filled by the decorators when the modules of this folder are imported.
 TARGETS: Register[Target] = Register("target")
 register_target = TARGETS.add
 find_target = TARGETS.find

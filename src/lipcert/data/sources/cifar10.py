@@ -55,6 +55,7 @@ class Cifar10(FileSource):
     layout = f"{_PYTHON}, {_BINARY}, their unpacked batches, or images as train/<class>/*.png and test/<class>/*.png"
 
     def read(self, root: Path) -> Dataset | None:
+        # From what is certainly CIFAR-10 to what may have been compressed: batches, archives of them, images.
         for subfolder in _FOLDERS:
             base = root / subfolder
             for folder, suffix in (("cifar-10-batches-py", ""), ("cifar-10-batches-bin", ".bin")):
@@ -98,6 +99,7 @@ class Cifar10(FileSource):
 def parse_python_batch(content: bytes, path: str) -> Batch:
     """Rows and labels of a pickled batch; a whole one has to be the canonical one."""
     values = read_pickle(content, path)
+    # Keys are bytes in a pickle of Python 2, as the canonical one is.
     rows, labels = values.get(b"data", values.get("data")), values.get(b"labels", values.get("labels"))
     if not isinstance(rows, np.ndarray) or rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[1] != _ROW:
         raise DataError(f"{path} has no data of uint8 (N, {_ROW}); it is not a batch of CIFAR-10")
@@ -106,6 +108,7 @@ def parse_python_batch(content: bytes, path: str) -> Batch:
     if len(labels) != len(rows) or not labels:
         raise DataError(f"{path} has {len(labels):,} labels for {len(rows):,} images")
     expected = _BATCHES[Path(path).name]
+    # A part of a batch, as tests have it, cannot be compared; the title then says that it is a part.
     if len(rows) == _BATCH and hashlib.md5(content, usedforsecurity=False).hexdigest() != expected:
         raise DataError(
             f"{path} is not the batch of CIFAR-10: its content has another MD5 than {expected}; fetch it again"
@@ -126,6 +129,7 @@ def parse_binary_batch(content: bytes, path: str) -> Batch:
 def _decode_batches(source: Path, suffix: str) -> Decoded:
     """The batches of a folder, or of the one folder that an archive of them has."""
     parse = parse_binary_batch if suffix else parse_python_batch
+    # cifar-10-batches-py/data_batch_1 in an archive, data_batch_1 in a folder.
     depth = 0 if source.is_dir() else 1
     names = [f"{name}{suffix}" for name in _BATCHES]
     batches: dict[str, Batch] = {}
@@ -134,6 +138,7 @@ def _decode_batches(source: Path, suffix: str) -> Decoded:
     missing = sorted(set(names) - set(batches))
     if missing:
         raise DataError(f"{source} lacks {', '.join(missing)} of CIFAR-10; put them there or fetch {_PYTHON} again")
+    # In the order of _BATCHES, whatever that of the archive is.
     *training, test = [batches[name] for name in names]
     return Decoded({"train": _join(training), "test": _join([test])}, CLASS_NAMES, ())
 

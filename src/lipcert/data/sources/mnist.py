@@ -48,6 +48,7 @@ def read_idx(path: Path, dimensions: int) -> tuple[NDArray[np.uint8], bytes]:
     The format: 0, 0, the type 8, the number of dimensions, each dimension as a big-endian 32-bit number, the bytes.
     """
     content = read_bytes(path)
+    # By the first bytes, not by the name: browsers unpack .gz files and keep their names.
     if content[:2] == b"\x1f\x8b":
         try:
             content = gzip.decompress(content)
@@ -57,6 +58,7 @@ def read_idx(path: Path, dimensions: int) -> tuple[NDArray[np.uint8], bytes]:
     if content[:4] != magic:
         raise DataError(f"{path} is not an idx file: it begins with {content[:4].hex()}, expected {magic.hex()}")
     start = 4 + 4 * dimensions
+    # A header that is cut short is filled up with zeros; the length below then refuses it.
     shape = tuple(int(size) for size in np.frombuffer(content[4:start].ljust(4 * dimensions, b"\0"), ">u4"))
     if len(content) != start + prod(shape):
         raise DataError(
@@ -75,6 +77,7 @@ def _read_split(split: str, files: dict[str, Path]) -> Split:
         raise DataError(f"{files[labels_name]} has {len(labels):,} labels for {len(images):,} images")
     if labels.max() > 9:
         raise DataError(f"{files[labels_name]} has the label {labels.max()}, expected 0 to 9")
+    # A part of MNIST has no checksum to compare with; its title says that it is a part.
     if len(images) == _SIZES[split]:
         _check_content(files[images_name], image_content, _CHECKSUMS[images_name][0])
         _check_content(files[labels_name], label_content, _CHECKSUMS[labels_name][0])

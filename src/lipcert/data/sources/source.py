@@ -59,6 +59,7 @@ class FileSource(Source):
                 continue  # an interrupted download goes on
             if dataset is not None:
                 return dataset
+        # Found nowhere: the cache is the only folder that is ever written to.
         target = cache / self.name
         reason = "downloading is switched off"
         if download:
@@ -86,6 +87,7 @@ Kind = TypeVar("Kind", bound=Source)
 def register_source(kind: type[Kind]) -> type[Kind]:
     """Decorator: makes a data set known by its name."""
     SOURCES[kind.name] = kind()
+    # Modules are imported by name; lists show small data sets first.
     ordered = sorted(SOURCES.items(), key=lambda item: item[1].rank)
     SOURCES.clear()
     SOURCES.update(ordered)

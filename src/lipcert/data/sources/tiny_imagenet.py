@@ -66,6 +66,7 @@ class TinyImageNet(FileSource):
 
 def _decode(source: Path) -> Decoded:
     """Classes are counted in the order of their WordNet ids, as readers of image folders do."""
+    # Without test/: ten thousand images without labels need not be decoded.
     under = list(_READ)
     if not source.is_dir():
         under += [f"{_TOP}/{name}" for name in _READ]
@@ -73,6 +74,7 @@ def _decode(source: Path) -> Decoded:
     texts = {}
     for path, content in contents.items():
         texts[path.removeprefix(f"{_TOP}/")] = content.decode("utf-8", errors="replace")
+    # The file itself is in no order; sorted ids are what torchvision counts by.
     ids = sorted(_lines(source, texts, "wnids.txt"))
     labels = {name: label for label, name in enumerate(ids)}
     train: list[Labelled] = []
@@ -105,6 +107,7 @@ def _annotated(
         if len(fields) < 2 or fields[1] not in labels:
             raise DataError(f"{source}: line {number} of val_annotations.txt does not name an image and its class")
         annotations[fields[0]] = labels[fields[1]]
+    # The first name that only one side has.
     for name in sorted(annotations.keys() ^ images.keys()):
         lack = "is not in val_annotations.txt" if name in images else "is named by val_annotations.txt but missing"
         raise DataError(f"{source}: the validation image {name} {lack}; fetch the data set again")
