@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import lipcert
 from helpers import examples
-from lipcert.rounding import gamma, round_up, up_matmul, up_product, up_sum
+from lipcert.rounding import denormals_kept, gamma, round_up, up_matmul, up_product, up_sum
 
 NUMBERS = st.one_of(st.just(0.0), st.floats(1e-40, 1e40), st.integers(0, 99).map(float))
 
@@ -58,6 +58,24 @@ def test_products(factors):
         exact *= Fraction(factor)
     check(up_product(*(tensor(factor) for factor in factors)), exact)
     check(up_product(*factors), exact)
+
+
+def test_products_whose_first_factors_underflow():
+    exact = Fraction(1e-200) ** 2 * Fraction(1e300)
+    assert exact <= Fraction(float(up_product(1e-200, 1e-200, 1e300)))
+
+
+def test_denormals_are_kept_whatever_the_default_type_is():
+    tiny = torch.tensor(1e-40)
+    torch.set_flush_denormal(True)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with denormals_kept():
+            assert float(tiny * torch.ones((), dtype=torch.float32)) > 0
+        assert float(tiny * torch.ones((), dtype=torch.float32)) == 0
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_flush_denormal(False)
 
 
 def test_products_broadcast():

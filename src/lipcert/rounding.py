@@ -44,9 +44,9 @@ def up_product(*factors: Tensor | float) -> Tensor:
     # Where no factor is zero, the product is positive, but may underflow to zero: a bound of zero would be false there.
     positive = total > 0
     for factor in factors[1:]:
-        total = total * factor
         positive = positive & (torch.as_tensor(factor) > 0)
-    return total * (1 + gamma(len(factors) + 1)) + _TINY * positive
+        total = total * factor + _TINY * positive
+    return total * (1 + gamma(2 * len(factors)))
 
 
 def up_sum(terms: Tensor, dim: int = 0) -> Tensor:
@@ -66,7 +66,7 @@ def up_matmul(a: Tensor, b: Tensor) -> Tensor:
 def denormals_kept() -> Iterator[None]:
     """Within, numbers below the smallest normal one are not taken for zero (`torch.set_flush_denormal`)."""
     # 1e-40 is below the smallest normal number of float32, 1.2e-38.
-    flushes = float(torch.tensor(1e-40) * torch.ones(())) == 0.0
+    flushes = float(torch.tensor(1e-40, dtype=torch.float32) * torch.ones((), dtype=torch.float32)) == 0.0
     if not flushes:
         yield
         return

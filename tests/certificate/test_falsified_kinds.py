@@ -257,6 +257,8 @@ REFUSED = {
         lambda: Op(lambda m, x: torch.einsum("bi,io->bo", x, m.c), c=torch.full((4, 3), 1e-40)), "take for zero"),
     "more rows than were tried": (lambda: Op(lambda m, x: x * (9 if x.shape[0] > 64 else 1)), "number of rows"),
     "some numbers of rows": (lambda: Op(lambda m, x: x * (9 if x.shape[0] % 8 == 0 else 1)), "number of rows"),
+    "one number of rows, not tried": (lambda: Op(lambda m, x: x * (9 if x.shape[0] == 100 else 1)), "number of rows"),
+    "multiples of 100 rows": (lambda: Op(lambda m, x: x * (1 if x.shape[0] % 100 else 9)), "number of rows"),
     "many entries": (lambda: Op(lambda m, x: x * (9 if x.numel() > 400 else 1)), "number of rows"),
     "inference mode": (lambda: Op(lambda m, x: x * (9 if torch.is_inference_mode_enabled() else 1)), "inference mode"),
     "memory layout": (lambda: Op(lambda m, x: x * (1 if x.is_contiguous() else 9)), "differ"),

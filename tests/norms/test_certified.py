@@ -1,6 +1,7 @@
 """Bounds on all norms of a network, by both paths."""
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from lipcert.norms import certified, plan
 from lipcert.norms.certified import bound_norms
 from lipcert.norms.kept import KeptNorms
 from lipcert.norms.norm_options import NormOptions
-from lipcert.norms.randomised import bound_by_lanczos
+from lipcert.norms.randomised import Ritz, bound_by_lanczos
 from models import dense_chain, gaussian
 
 
@@ -153,6 +154,23 @@ def test_kept_norms_have_to_be_as_precise_and_as_certain(tmp_path, change):
     finer = replace(coarse, **change)
     fresh = norms_of(model, shape, finer).bounds
     assert norms_of(model, shape, finer, kept=KeptNorms(tmp_path)).bounds == pytest.approx(fresh, rel=1e-12)
+
+
+def test_a_norm_that_is_begun_anew_has_the_same_start(tmp_path):
+    """Another start, drawn because the first did not suit, would fail twice as often."""
+    model, shape = dense_chain(40, 50, 45, 4), (40,)
+    norms_of(model, shape, NormOptions(dense_limit=0, inflation=0.5), kept=KeptNorms(tmp_path))
+    seed = KeptNorms(tmp_path).seed(5)
+    assert seed != 5
+    finer = NormOptions(dense_limit=0, inflation=0.001)
+    again = norms_of(model, shape, finer, kept=KeptNorms(tmp_path)).bounds
+    assert again == norms_of(model, shape, replace(finer, seed=seed)).bounds
+
+
+def test_maps_that_cancel_to_nothing_are_not_called_small():
+    """The product with one vector is zero, but for what rounding hides: with one start, that says little."""
+    assert Ritz(0.0, 0.0, 1, 1e-9).upper(1e-16) == inf
+    assert Ritz(0.0, 0.0, 1, 1e-9).upper(0.0) < 1e-100
 
 
 def test_damaged_files_count_as_missing(tmp_path):

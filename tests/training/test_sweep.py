@@ -47,6 +47,16 @@ def test_two_values_over_two_seeds(tmp_path, monkeypatch):
         sweeps.sweep(tiny("epochs=3"), ["loss.t=3"], 1, tmp_path / "swept")
 
 
+def test_a_sweep_over_epsilons_shows_what_each_cell_has(tmp_path, monkeypatch):
+    (tmp_path / "mine.toml").write_text(tiny("epochs=2", "attack_inputs=0").to_toml())
+    monkeypatch.chdir(tmp_path)
+    command = ["sweep", "mine.toml", "--set", "epsilons=[0.1],[0.3]", "--seeds", "1", "--out", "swept", "--quiet"]
+    result = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert result.exit_code == 0
+    assert "0.1" in result.stdout
+    assert "0.3" in result.stdout
+
+
 def test_choices():
     assert sweeps.read_choice("epsilons=[0.1, 0.2],[0.5]") == ("epsilons", ["[0.1, 0.2]", "[0.5]"])
     assert sweeps.read_choice("model=mlp-64, 2C2F") == ("model", ["mlp-64", "2C2F"])

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from lipcert.bounds.bound import Bound, Facts
 from lipcert.bounds.fingerprint import check_finite, fingerprint
 from lipcert.bounds.fit import FitOptions
-from lipcert.bounds.forms import Form, smallest_prefixes
+from lipcert.bounds.forms import Form
 from lipcert.bounds.methods import Method, MethodTask, find_method
 from lipcert.bounds.output_rows import check_rows_fit
+from lipcert.bounds.prefixes import smallest_prefixes
 from lipcert.bounds.targets import Target, default_target, find_target
 from lipcert.network.build import trace
 from lipcert.network.capture import CAPTURE_LOCK
@@ -204,8 +205,8 @@ def _combined(forms: Sequence[Form], target: Target, others: Mapping[str, Tensor
         # The terms are rounded up already, their sum is not.
         values.append(total * (1 + gamma(4 * (len(shares) + 2))))
         mean = float(target.mean(total))
-        # Forms with promised layers have fewer sites, which `facts.sites` and the tails could not name.
-        if best is None or (mean < best[0] and len(form.names) == len(forms[0].names)):
+        # Forms with promised layers have other sites, which `facts.sites` and the tails could not name.
+        if best is None or (mean < best[0] and form.network.program is forms[0].network.program):
             best = mean, shares, form
     assert best is not None
     methods += others.keys()

@@ -1,8 +1,4 @@
-"""Several ways to write one network, each with guaranteed norms, and the recursion that takes the best of all.
-
-Any valid constant m_i may enter the recursion of any form. So a form computes its constants from the smallest ones
-known, hands them on, and the forms take turns until nothing improves.
-"""
+"""Several ways to write one network, each with guaranteed norms of the maps between its sites."""
 
 from __future__ import annotations
 
@@ -29,7 +25,6 @@ from lipcert.norms.rows import per_row
 from lipcert.progress import Progress, Report
 from lipcert.rounding import gamma, round_up, up_product
 
-_ROUNDS = 8
 _SMALLEST_RADIUS = 2.0**-60
 _TINY = 1e-300
 
@@ -212,35 +207,3 @@ def _positive(radius: float | Live) -> float:
 
 def _rescaled(network: Network, diagonals: Mapping[int, Tensor]) -> Network:
     return rescale(network, {site: partial(torch.clone, diagonal) for site, diagonal in diagonals.items()})
-
-
-@dataclass
-class Prefixes:
-    """The smallest constants of the maps from the input to each nonlinearity, by name, and the methods they are due to.
-
-    `forms` holds them in the coordinates of each form.
-    """
-
-    known: dict[str, float] = field(default_factory=dict)
-    winners: dict[str, str] = field(default_factory=dict)
-    forms: list[Tensor] = field(default_factory=list)
-
-
-def smallest_prefixes(forms: Sequence[Form]) -> Prefixes:
-    """Let the forms take turns until none improves a constant any more."""
-    result = Prefixes()
-    for _ in range(_ROUNDS):
-        improved = False
-        for form in forms:
-            constants = form.prefix(result.known).tolist()
-            for site, name in enumerate(form.names[1:], start=1):
-                # Forms meet in the coordinates of the network, the only ones that they have in common.
-                value = form.in_network(site, constants[site])
-                # A gain of the size of roundings is not worth another round.
-                if value < result.known.get(name, inf) * (1 - 1e-12):
-                    result.known[name], result.winners[name] = value, form.method
-                    improved = True
-        if not improved:
-            break
-    result.forms = [form.prefix(result.known) for form in forms]
-    return result

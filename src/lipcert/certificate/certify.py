@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import NoReturn
 
@@ -65,6 +66,8 @@ class Certifier:
         traced = model
         if not isinstance(traced, Network):
             traced = trace(traced, bound.facts.input_shape)
+        # From here on the tensors are copies, which nothing done to the model can change.
+        traced = replace(traced, program=traced.program.frozen())
         check_arithmetic(traced.dtype, traced.device)
         check_finite(traced.program)
         # What operators that are not torch's own compute now; asked again after every batch.
@@ -76,7 +79,6 @@ class Certifier:
         check_covered(traced)
         self.bound = bound
         self.classes = traced.classes
-        # From here on the tensors are copies, which nothing done to the model can change.
         program = traced.program.frozen()
         if longest_sum is not None:
             program = split_sums(program, longest_sum)

@@ -61,6 +61,8 @@ def batch_count(x: Inputs, size: int) -> float:
     """How many batches there will be; infinite if a loader does not tell."""
     if isinstance(x, Tensor):
         check_dense(x)
+    # A data set has single inputs, other things that can be counted are loaders of batches.
+    if isinstance(x, Tensor | TorchDataset) and isinstance(x, Sized):
         # At least 1: progress divides by it.
         return max(1, ceil(len(x) / size))
     if isinstance(x, Sized):

@@ -21,11 +21,14 @@ from torch import Tensor
 from lipcert.bounds.bound import Bound, pairwise_upper
 from lipcert.certificate.error_pass import Execution
 from lipcert.certificate.stages import Stages
+from lipcert.errors import NonFiniteError
 from lipcert.network.normal_form import Network
 from lipcert.rounding import gamma
 
 LARGEST = {torch.float32: 1e16, torch.float64: 1e100}
 """Values up to this leave room for everything that operators compute on the way: sums of many, squares, factors."""
+_LARGEST_FEEDBACK = 0.5
+"""Of S_kk: how much an error at a site may enlarge the errors of the same site."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +95,12 @@ def rounding_model(network: Network, exact: Network, stages: Stages, bound: Boun
     s = torch.tril(s) * 1.01  # site k sees only what sites l ≤ k have made
     # d ≤ d⁰ + gR + S(d⁰ + d), solved for d: (I − S) d ≤ (I + S) d⁰ + gR.
     identity = torch.eye(n, dtype=torch.float64)
-    # (I − S)⁻¹ = I + S + S² + … has no negative entries; where rounding makes one, it is a zero.
-    inverse = torch.linalg.inv(identity - s).clamp(min=0)
+    if bool((s.diagonal() >= _LARGEST_FEEDBACK).any()):
+        raise NonFiniteError(
+            "rounding errors of a nonlinearity feed themselves; scale the weights down, or use float64"
+        )
+    # (I − S)⁻¹ = I + S + S² + … by forward substitution, in which nothing cancels: all terms are positive.
+    inverse = torch.linalg.solve_triangular(identity - s, identity, upper=False)
     ball = inverse @ (identity + s) * (1 + 1e-4)
     # ((I − S)⁻¹g)_k: by how much the error at site k grows per unit of distance.
     spread = inverse @ g * (1 + 1e-4)

@@ -111,7 +111,7 @@ class BoundTask:
             network=loaded.network,
         )  # fmt: skip
         if estimator.scales is not None:
-            estimator.scales.begin_with(loaded.scales or {})
+            estimator.begin_with(loaded.scales or {})
             # An estimator begins with plain coordinates or with those of the model; without fitting it says little.
             fit_scales(estimator, progress=lambda fraction: self.progress(f"{method} {target}", fraction))
         with torch.no_grad():

@@ -50,13 +50,18 @@ def sweep_command(
 
 
 def _table(name: str, cells: Sequence[Cell], seeds: int) -> TextTable:
-    from lipcert.display import TextTable
+    from lipcert.display import NOTHING, TextTable
 
-    keys, figures = list(cells[0].values), list(cells[0].spreads())
+    keys = list(cells[0].values)
+    # Cells of a sweep over ε have shares at their own ε only.
+    figures = list(dict.fromkeys(figure for cell in cells for figure in cell.spreads()))
     rows = []
     for cell in cells:
         spreads = cell.spreads()
-        rows.append([*cell.values.values(), *(_shown(figure, spreads[figure]) for figure in figures)])
+        row = list(cell.values.values())
+        for figure in figures:
+            row.append(_shown(figure, spreads[figure]) if figure in spreads else NOTHING)
+        rows.append(row)
     caption = f"Mean{' ± standard deviation' if seeds > 1 else ''} over {seeds} seed{'s' if seeds > 1 else ''}."
     return TextTable(f"sweep of {name}", [*keys, *figures], rows, caption, words=len(keys))
 

@@ -38,7 +38,7 @@ def accuracy_curve(
         ordered = np.sort(np.asarray(radii, dtype=float))
         x = np.concatenate([[0.0], ordered, [np.max(ordered, initial=0.0)]])
         y = np.concatenate([np.arange(len(ordered), -1, -1), [0]]) / max(count, 1)
-        axes.step(x, y * 100, where="pre", color=shade, label=name)
+        axes.step(x, y * 100, where="post", color=shade, label=name)
         labelled: set[str] = set()
         for epsilon, accuracy, meaning in (points or {}).get(name, ()):
             label, filled = meaning, MEANING.get(meaning, INK)
@@ -105,7 +105,7 @@ def _draw_survival(axes: Axes, radii: Numbers, percent: float, label: str) -> Ax
     # A bin holds a few percent, the line begins near 100: on one axis the bars would vanish.
     survival = axes.twinx()
     shares = percent * np.arange(len(ordered), -1, -1)
-    survival.step(np.concatenate([[0], ordered]), shares, color=INK, lw=1.4, where="pre", label=label)
+    survival.step(np.concatenate([[0], ordered]), shares, color=INK, lw=1.4, where="post", label=label)
     survival.set_ylim(0, 100)
     survival.set_ylabel("reaches that radius (%)")
     survival.spines["right"].set_visible(True)

@@ -50,7 +50,7 @@ class Node:
 
     @property
     def roundings(self) -> int:
-        """How many roundings an entry of the sum can see; 0 if the node only moves entries."""
+        """How many roundings an entry of the sum can see, at most; 0 if the node passes on what one edge has moved."""
         if self.exact or not self.edges:
             return 0
         products = [edge.op.terms for edge in self.edges]

@@ -64,7 +64,9 @@ def check_linear(call: Call, terms: Terms, dtype: torch.dtype) -> None:
     found = sum(images[1:], start=images[0])
     computed = call.run(inputs)
     if tuple(computed.shape) != (_ROWS, *call.out_shape):
-        raise _false(f"maps a batch of {_ROWS} to the shape {tuple(found.shape)}, expected {(_ROWS, *call.out_shape)}")
+        raise Refusal(
+            f"it maps a batch of {_ROWS} to the shape {tuple(computed.shape)}; keep the rows of a batch apart"
+        )
     if moved_by_type:
         return  # positions are those of the type in which the program runs, where they have been compared
     expected = computed - computed[1:2]  # the constants that the call adds

@@ -9,7 +9,7 @@ from math import inf, prod, sqrt
 import numpy as np
 import torch
 from scipy.linalg import blas, lapack
-from scipy.sparse.linalg import eigsh
+from scipy.sparse.linalg import ArpackNoConvergence, eigsh
 
 from lipcert.network.normal_form import Network
 from lipcert.network.sweep import Pair
@@ -55,7 +55,10 @@ def _largest_eigenvalue(gram: np.ndarray) -> float:
         return float(np.linalg.eigvalsh(gram)[-1])
     # From a fixed start, so that θ does not depend on chance.
     start = np.random.default_rng(0).standard_normal(gram.shape[0])
-    return float(eigsh(gram, k=1, which="LA", v0=start, tol=1e-10, return_eigenvectors=False)[0])
+    try:
+        return float(eigsh(gram, k=1, which="LA", v0=start, tol=1e-10, return_eigenvectors=False)[0])
+    except ArpackNoConvergence:
+        return float(np.linalg.eigvalsh(gram)[-1])
 
 
 def bound_spectral_norm(rows: np.ndarray) -> float:

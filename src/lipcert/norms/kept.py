@@ -12,6 +12,7 @@ from lipcert.files import replace_file
 from lipcert.network.sweep import Pair
 from lipcert.processes import process_rank
 
+_SEED = "seed"
 _LOG = logging.getLogger(__name__)
 Record = dict[str, float]
 """What is known of a norm, by the names of its figures."""
@@ -35,6 +36,16 @@ class KeptNorms:
     def find(self, pair: Pair) -> Record | None:
         """What is known of a pair, or None."""
         return self._all.get(_key(pair))
+
+    def seed(self, fresh: int) -> int:
+        """The seed of everything in this folder: the same start for a pair, however often a bound is begun anew.
+
+        A norm that is drawn again with another start, because the first did not suit, would fail twice as often.
+        """
+        kept = self._all.get(_SEED)
+        if kept is None:
+            kept = self._own[_SEED] = {"seed": fresh}
+        return int(kept["seed"])
 
     def add(self, records: Mapping[Pair, Record]) -> None:
         """Keep these, too. A folder that cannot be written is no failure, only slow after an interruption."""

@@ -65,6 +65,7 @@ class ProductErrors:
     def __init__(self, network: Network) -> None:
         self.network = network
         self.known: dict[Pair, float] = {}
+        self._errors: dict[Pair, float] = {}  # of the same pairs
         like = torch.zeros((), dtype=network.dtype, device=network.device)
         self._edges: list[list[tuple[int, float]]] = []  # of every node: the sources and ‖|A|‖ of its edges
         self._readers: Counter[int] = Counter()
@@ -81,7 +82,7 @@ class ProductErrors:
     def copy(self) -> ProductErrors:
         """The same, to be told of other pairs."""
         copied = copy(self)
-        copied.known = dict(self.known)
+        copied.known, copied._errors = dict(self.known), dict(self._errors)
         return copied
 
     def ending_at(self, network: Network) -> ProductErrors:
@@ -96,6 +97,8 @@ class ProductErrors:
 
     def know(self, pair: Pair, norm: float) -> None:
         """Remember a guaranteed bound on ‖B_ji‖."""
+        # Before the norm: it rests on shorter pairs, as it did when it was asked for.
+        self._errors[pair] = self.error(pair)
         self.known[pair] = norm
 
     def error(self, pair: Pair) -> float:
@@ -110,7 +113,7 @@ class ProductErrors:
             # v errs by γ·Σ‖|A|‖‖v_u‖, per unit at site i; from there, its error travels on to site j.
             if onward > 0.0:
                 total += self._roundoff[v] * self._norm_into(v, reach) * onward
-        return total * (1 + 1e-6)  # errors of errors, and the rounding of this sum
+        return total * (1 + 1e-6)  # the relative errors of products within a stage, and the rounding of this sum
 
     def _node_roundoff(self, node: Node) -> float:
         """γ for what is summed at a node, in products with the map or its transpose."""
@@ -126,7 +129,7 @@ class ProductErrors:
         return total
 
     def _norms_from(self, i: int, between: range) -> dict[int, float]:
-        """Bounds on the norms of the maps from the output of site i to the nodes behind it."""
+        """Bounds on the norms of what is computed at the nodes behind site i, per unit at its output."""
         # The identity from site i to itself.
         reach = {between.start: 1.0}
         for v in between:
@@ -139,7 +142,9 @@ class ProductErrors:
             # Products of ‖|A|‖ grow fast with the number of layers; at sites, known norms take their place.
             for k, factor in self._arriving.get(v, []):
                 if (k, i) in self.known:
-                    reach[v] = min(reach[v], self.known[k, i] * factor)
+                    # Where a map cancels, what is computed may be longer than its norm, by its error.
+                    computed = self.known[k, i] + self._errors[k, i]
+                    reach[v] = min(reach[v], computed * factor)
         return reach
 
     def _norms_to(self, j: int, between: range) -> dict[int, float]:

@@ -100,7 +100,8 @@ class Ritz:
         √k·η; the Chebyshev polynomial behind the bound has derivative k², so the allowance is k²·√k·η.
         """
         if self.value == 0.0:
-            return error + UNDERFLOW
+            # A product that vanishes says ‖B‖·|⟨u, b⟩| ≤ error: without an error the map is zero, else little is known.
+            return UNDERFLOW if error == 0.0 else inf
         allowance = float(self.steps**2.5) * (2 * error / self.value) + 1e-12
         # Also NaN. Beyond first order, the perturbation argument says nothing.
         if not allowance < 1:
