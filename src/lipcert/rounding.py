@@ -44,14 +44,14 @@ def up_product(*factors: Tensor | float) -> Tensor:
     # Where no factor is zero, the product is positive, but may underflow to zero: a bound of zero would be false there.
     positive = total > 0
     for factor in factors[1:]:
-        positive = positive & (torch.as_tensor(factor) > 0)
-        total = total * factor + _TINY * positive
+        positive = positive & (torch.as_tensor(factor, dtype=torch.float64) > 0)
+        total = total * factor + _TINY * positive.double()
     return total * (1 + gamma(2 * len(factors)))
 
 
 def up_sum(terms: Tensor, dim: int = 0) -> Tensor:
     """The sum of a float64 tensor along an axis, rounded up."""
-    return terms.sum(dim) * (1 + gamma(terms.shape[dim] + 1)) + _TINY * (terms > 0).any(dim)
+    return terms.sum(dim) * (1 + gamma(terms.shape[dim] + 1)) + _TINY * (terms > 0).any(dim).double()
 
 
 def up_matmul(a: Tensor, b: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ def up_matmul(a: Tensor, b: Tensor) -> Tensor:
     product: Tensor = a @ b
     # Counts the terms that are positive, which cannot underflow: entries that have any get what all could lose.
     positive = (a > 0).double() @ (b > 0).double() > 0
-    return product * (1 + gamma(a.shape[-1] + 2)) + a.shape[-1] * _TINY * positive
+    return product * (1 + gamma(a.shape[-1] + 2)) + a.shape[-1] * _TINY * positive.double()
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """Bounds on all norms of a network, by both paths."""
 
 from dataclasses import replace
-from math import inf
 
 import pytest
 import torch
@@ -156,21 +155,27 @@ def test_kept_norms_have_to_be_as_precise_and_as_certain(tmp_path, change):
     assert norms_of(model, shape, finer, kept=KeptNorms(tmp_path)).bounds == pytest.approx(fresh, rel=1e-12)
 
 
-def test_a_norm_that_is_begun_anew_has_the_same_start(tmp_path):
+def test_a_norm_that_is_begun_anew_has_the_same_start(tmp_path, monkeypatch):
     """Another start, drawn because the first did not suit, would fail twice as often."""
+    seeds = []
+
+    def spied(network, goals, probability, seed, progress):
+        seeds.append(seed)
+        return bound_by_lanczos(network, goals, probability, seed, progress)
+
+    monkeypatch.setattr(certified, "bound_by_lanczos", spied)
     model, shape = dense_chain(40, 50, 45, 4), (40,)
-    norms_of(model, shape, NormOptions(dense_limit=0, inflation=0.5), kept=KeptNorms(tmp_path))
-    seed = KeptNorms(tmp_path).seed(5)
-    assert seed != 5
-    finer = NormOptions(dense_limit=0, inflation=0.001)
-    again = norms_of(model, shape, finer, kept=KeptNorms(tmp_path)).bounds
-    assert again == norms_of(model, shape, replace(finer, seed=seed)).bounds
+    for inflation in (0.5, 0.001):
+        norms_of(model, shape, NormOptions(dense_limit=0, inflation=inflation), kept=KeptNorms(tmp_path))
+    assert len(seeds) > 1
+    assert len(set(seeds)) == 1
 
 
-def test_maps_that_cancel_to_nothing_are_not_called_small():
-    """The product with one vector is zero, but for what rounding hides: with one start, that says little."""
-    assert Ritz(0.0, 0.0, 1, 1e-9).upper(1e-16) == inf
-    assert Ritz(0.0, 0.0, 1, 1e-9).upper(0.0) < 1e-100
+@pytest.mark.parametrize("error", [0.0, 1e-16, 1e-3])
+def test_a_product_that_vanishes_says_little_about_the_norm(error):
+    """‖B‖ = 2·error/τ and a start with the part τ along its eigenvector: all of A b is lost in the error."""
+    component = 1e-9
+    assert Ritz(0.0, 0.0, 1, 1e-9, component).upper(error) >= 2 * error / component
 
 
 def test_damaged_files_count_as_missing(tmp_path):
@@ -200,7 +205,7 @@ def test_vanishing_operators_are_bounded_from_above(limit, size):
     model = nn.Linear(4, 3, bias=False, dtype=torch.float64)
     nn.init.constant_(model.weight, size)
     norms = norms_of(model, (4,), NormOptions(dense_limit=limit, seed=0))
-    assert 12**0.5 * size <= norms.bounds[1, 0] <= 1e-149
+    assert 12**0.5 * size <= norms.bounds[1, 0] <= 1e-140
 
 
 @pytest.mark.parametrize("limit", [0, 4096])

@@ -191,9 +191,9 @@ def test_the_basis_stays_orthonormal():
 
 
 def test_the_upper_bound_grows_with_inexact_products_and_gives_up_in_time():
-    assert Ritz(1.0, 1 / 0.9, 10, 1e-12).upper(0.0) == pytest.approx(1 / 0.9, rel=1e-11)
-    assert Ritz(1.0, 1 / 0.9, 100, 1e-12).upper(0.5e-10) == pytest.approx((1 + 1e-5) / 0.9, rel=1e-9)
-    assert Ritz(1.0, 1 / 0.9, 100, 1e-12).upper(0.5e-4) == inf
+    assert Ritz(1.0, 1 / 0.9, 10, 1e-12, 1e-12).upper(0.0) == pytest.approx(1 / 0.9, rel=1e-11)
+    assert Ritz(1.0, 1 / 0.9, 100, 1e-12, 1e-12).upper(0.5e-10) == pytest.approx((1 + 1e-5) / 0.9, rel=1e-9)
+    assert Ritz(1.0, 1 / 0.9, 100, 1e-12, 1e-12).upper(0.5e-4) == inf
 
 
 def test_products_that_overflow_give_infinity():

@@ -80,14 +80,16 @@ class Ritz:
     steps: int
     probability: float
     """With which the bound may fail."""
+    component: float
+    """τ: unless it fails, the start has more than this along the eigenvector."""
 
     @classmethod
     def of_record(cls, pair: Pair, record: Record, goals: Mapping[Pair, Goal], probability: float) -> Ritz | None:
         """What was kept, if it is as precise and as certain as wanted."""
         # Records of proofs are in the same files, and have other figures.
-        if "steps" not in record or record["probability"] > probability:
+        if "component" not in record or record["probability"] > probability:
             return None
-        kept = cls(record["value"], record["bound"], int(record["steps"]), record["probability"])
+        kept = cls(record["value"], record["bound"], int(record["steps"]), record["probability"], record["component"])
         return kept if kept.reaches(goals[pair]) else None
 
     def reaches(self, goal: Goal) -> bool:
@@ -100,8 +102,8 @@ class Ritz:
         √k·η; the Chebyshev polynomial behind the bound has derivative k², so the allowance is k²·√k·η.
         """
         if self.value == 0.0:
-            # A product that vanishes says ‖B‖·|⟨u, b⟩| ≤ error: without an error the map is zero, else little is known.
-            return UNDERFLOW if error == 0.0 else inf
+            # A b vanishes, but for errors and for what underflows: ‖B‖²τ ≤ ‖A b‖ ≤ 2‖B‖·error + 1e-300.
+            return round_up(4 * error / self.component + sqrt(2e-300 / self.component), 8)
         allowance = float(self.steps**2.5) * (2 * error / self.value) + 1e-12
         # Also NaN. Beyond first order, the perturbation argument says nothing.
         if not allowance < 1:
@@ -149,7 +151,7 @@ def bound_by_lanczos(
         component = probability / sqrt(2 / pi * order(network, pair))
         # Eigenvalues are those of BᵀB or BBᵀ: their roots are norms of B.
         bound = sqrt(largest_eigenvalue(process, component))
-        return Ritz(sqrt(process.ritz()), bound, process.steps, probability)
+        return Ritz(sqrt(process.ritz()), bound, process.steps, probability, component)
 
     def enough(pair: Pair, process: Process) -> bool:
         return bounded(pair, process).reaches(goals[pair])
