@@ -115,7 +115,7 @@ def renamed_scales(tensors):
 
 
 EDITED = r"the bound .*b was edited or is damaged; compute it again with lipcert\.bound"
-EARLIER = r"the bound .*b was written by an earlier version of lipcert \(format {}, expected 3\); compute it again with"
+EARLIER = r"the bound .*b was written by another version of lipcert \(format {}, expected 3\); compute it again with"
 DAMAGE = {
     "json cut": ("b.json", truncate, "is damaged"),
     "json binary": ("b.json", lambda p: p.write_bytes(b"\xff\xfe\x00"), "is damaged"),

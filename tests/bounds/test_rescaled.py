@@ -13,8 +13,9 @@ from drawn import networks
 from helpers import converged, dense_maps, examples, randn
 from lipcert.bounds.bound import Bound
 from lipcert.bounds.fit import FitOptions, fit_scales
-from lipcert.bounds.forms import make_form, smallest_prefixes
+from lipcert.bounds.forms import make_form
 from lipcert.bounds.methods import best as best_method
+from lipcert.bounds.prefixes import smallest_prefixes
 from lipcert.bounds.scales import Scales
 from lipcert.bounds.targets import find_target
 from lipcert.errors import OptionError
@@ -287,3 +288,27 @@ def test_scales_that_were_learned_are_a_start():
         OptionError, match=r"the scales of 1 have the shape \(7,\), its inputs have \(20,\); start with"
     ):
         lipcert.bound(model, (6,), "rescaled", fit=FitOptions(start={"1": torch.ones(7)}))
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"pair": (0,)}, "expected two different classes"),
+        ({"pair": (0, 1, 2)}, "expected two different classes"),
+        ({"pair": (0.5, 1)}, "expected two different classes"),
+        ({"pair": (1, 1)}, "expected two different classes"),
+        ({"pair": (0, -1)}, "expected two different classes"),
+        ({"pair": "ab"}, "expected two different classes"),
+        ({"pair": (0, 9)}, "but the network has 3 classes"),
+        ({"start": "x"}, "start is a str, expected diagonals"),
+        ({"start": {"1": 3}}, "start has a int for '1'"),
+        ({"start": {"1": -torch.ones(7)}}, "not positive and finite"),
+        ({"start": {"1": torch.full((7,), torch.nan)}}, "not positive and finite"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("method", ["rescaled", "ellipsoids"])
+def test_options_that_do_not_fit(method, option, message):
+    model = dense_chain(6, 7, 3)
+    with pytest.raises(OptionError, match=message):
+        lipcert.bound(model, (6,), method, fit=FitOptions(**option))

@@ -322,6 +322,20 @@ def test_a_map_that_is_too_steep_in_one_direction_is_refused():
         lipcert.trace(nn.Sequential(nn.Linear(4, 50), Turned(50, 1.4), nn.Linear(50, 2)), (4,))
 
 
+class Joint(nn.Module):
+    """relu, but seven times that where all entries are between 0.1 and 0.2."""
+
+    def forward(self, x):
+        inside = ((x > 0.1) & (x < 0.2)).all(1, keepdim=True)
+        return torch.relu(x) * torch.where(inside, 7.0, 1.0)
+
+
+def test_a_map_that_is_too_steep_where_entries_are_alike_is_refused():
+    lipcert.register_rule(Joint)(lambda call, x: lipcert.Slope(0.0, 1.0, elementwise=False))
+    with pytest.raises(lipcert.UnsupportedError, match="a slope of at most 1, but between two inputs"):
+        lipcert.trace(nn.Sequential(nn.Linear(4, 8), Joint(), nn.Linear(8, 2)), (4,))
+
+
 FALSE_FACTS = {
     "sin is curved": (torch.sin, {"curvature": 0.0}, r"curvature=0, but its slope changes (0\.99|1)"),
     "the chain rule forgotten": (lambda x: torch.sin(20 * x) / 20, {"curvature": 1.0}, "its slope changes 20 times"),

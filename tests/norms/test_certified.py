@@ -221,8 +221,8 @@ REFUSED = {
     "inflation is 1.5": {"inflation": 1.5},
     "failure_probability is 0, expected": {"failure_probability": 0},
     "failure_probability is 1, expected": {"failure_probability": 1},
-    "must not be negative": {"dense_limit": -1},
-    "dense_limit and memory": {"memory": 0},
+    "dense_limit is -1 and": {"dense_limit": -1},
+    "memory 0, expected at least 0 and 1": {"memory": 0},
 }
 
 

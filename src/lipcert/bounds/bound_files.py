@@ -41,7 +41,7 @@ def read_bound(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     # Asked first: the checksum of another format need not be the one below.
     if facts.get("format") != _FORMAT:
         raise BoundError(
-            f"the bound {base} was written by an earlier version of lipcert (format {facts.get('format')}, "
+            f"the bound {base} was written by another version of lipcert (format {facts.get('format')}, "
             f"expected {_FORMAT}); compute it again with lipcert.bound"
         )
     # The left side is evaluated first, so that the checksum is not part of what it covers.

@@ -1,9 +1,10 @@
-"""Fitting the coordinates of the method "rescaled" by gradient descent on the bound."""
+"""Fitting the coordinates of "rescaled", and the multipliers of "ellipsoids", by gradient descent on the bound."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +47,32 @@ class FitOptions:
     def __post_init__(self) -> None:
         if min(self.steps, self.each) < 0 or self.iterations < 1 or not self.lr > 0:
             raise OptionError(f"{self}: expected steps and each ≥ 0, iterations ≥ 1 and lr > 0")
+        if self.pair is not None:
+            _check_pair(self.pair)
+        if self.start is not None:
+            _check_start(self.start)
+
+    def check(self, classes: int) -> None:
+        """Refuse a pair of classes that the network does not have."""
+        if self.pair is not None and max(self.pair) >= classes:
+            raise OptionError(f"pair is {self.pair}, but the network has {classes} classes, from 0 on")
+
+
+def _check_pair(pair: Any) -> None:
+    is_pair = isinstance(pair, tuple | list) and len(pair) == 2 and all(isinstance(label, int) for label in pair)
+    if not is_pair or pair[0] == pair[1] or min(pair) < 0:
+        raise OptionError(f"pair is {pair!r}, expected two different classes, such as (3, 5)")
+
+
+def _check_start(start: Any) -> None:
+    expected = "expected diagonals by the names of sites, such as bound.scales or estimator.diagonals()"
+    if not isinstance(start, Mapping):
+        raise OptionError(f"start is a {type(start).__name__}, {expected}")
+    for name, diagonal in start.items():
+        if not isinstance(diagonal, Tensor):
+            raise OptionError(f"start has a {type(diagonal).__name__} for {name!r}, {expected}")
+        if not bool((diagonal > 0).all() & torch.isfinite(diagonal).all()):
+            raise OptionError(f"start has entries for {name!r} that are not positive and finite, {expected}")
 
 
 def fit_scales(estimator: Estimator, options: FitOptions | None = None, progress: Report = no_report) -> float:
@@ -119,6 +146,8 @@ def fitted_ellipsoids(
 
 
 def _fitted(network: Network, method: str, target: str, options: FitOptions, progress: Report) -> Estimator:
+    if target != "network":
+        options.check(network.classes)
     estimator = Estimator.of_network(network, method, target, per_neuron=options.per_neuron)
     if options.start is not None:
         estimator.begin_with(options.start)

@@ -21,9 +21,11 @@ _ROUNDS = 8
 class Prefixes:
     """The smallest constants of the maps from the input to each nonlinearity.
 
-    `forms` holds them in the coordinates of each form, `winners` which methods those of the first program are due to.
+    known, winners: those of the first program by the names of its sites, and the methods they are due to. forms: those
+    of each form, in its coordinates.
     """
 
+    known: dict[str, float] = field(default_factory=dict)
     winners: dict[str, str] = field(default_factory=dict)
     forms: list[Tensor] = field(default_factory=list)
 
@@ -38,6 +40,7 @@ def smallest_prefixes(forms: Sequence[Form]) -> Prefixes:
     known: dict[int, dict[str, float]] = {}
     for form in forms:
         known[id(form.network.program)] = {}
+    known[id(forms[0].network.program)] = result.known
     for _ in range(_ROUNDS):
         improved = False
         for form in forms:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 OPSET = 18
 _EXACT = (0.0, 2.0, float("inf"))
 """Numbers of the classifier that float32 has exactly."""
+_INEXACT = {"Celu", "Elu", "Selu"}
+"""Operators of ONNX that runtimes compute as exp(x) − 1, which loses all digits near zero, where torch has expm1."""
 INPUT, OUTPUTS = "input", ("logits", "radius")
 
 
@@ -33,6 +35,7 @@ def write_onnx(classifier: CertifiedClassifier, path: Path) -> None:
     sample = sample_inputs(2, shape, dtype)[0]
     model = _exported(classifier, sample)
     # Before anything is written: a file with wrong numbers must not exist under any name.
+    _check_operators(model, path)
     _check_numbers(model.graph, path)
     facts = {
         "lipcert": VERSION, "guarantee": classifier.guarantee, "fingerprint": classifier.fingerprint,
@@ -70,6 +73,19 @@ def _exported(classifier: nn.Module, sample: torch.Tensor) -> Any:
         logger.setLevel(level)
     assert program is not None
     return program.model_proto
+
+
+def _check_operators(model: Any, path: Path) -> None:
+    """Refuse operators whose errors in onnxruntime exceed the allowances of the classifier."""
+    nodes = list(model.graph.node)
+    for function in model.functions:
+        nodes += function.node
+    found = sorted({node.op_type for node in nodes} & _INEXACT)
+    if found:
+        raise ModelError(
+            f"{path} was not written: runtimes compute {', '.join(found)} as exp(x) − 1, with errors near zero that "
+            "radii do not cover; train with another activation, such as Softplus or SiLU"
+        )
 
 
 def _check_numbers(graph: Any, path: Path) -> None:

@@ -28,6 +28,7 @@ _TOLERANCE = 1e-3
 _POINTS = 1 << 21  # of all grids together
 _FEWEST_POINTS, _MOST_POINTS = 32, 1 << 12
 _NEAR = 12.0  # where a grid is even: what activations do, they do there
+_ALIKE = 97  # points whose entries are nearly alike
 _SEARCHES, _SEARCH_STEPS, _STRIDE, _SEARCH_SLACK = 24, 12, 1e-2, 1e-6
 
 
@@ -125,16 +126,19 @@ def _search_steeper(call: Call, slope: Slope) -> None:
     """Secants in the direction to which v ← Jᵀ(φ(x + hv) − φ(x)) leads, at points of all scales."""
     generator = torch.Generator().manual_seed(37)
     shape, flat = call.inputs[0].shape, (-1, *(1,) * len(call.inputs[0].shape))
-    sizes = torch.logspace(-3, 3, _SEARCHES).reshape(flat)
-    x = (sizes * torch.randn(_SEARCHES, *shape, generator=generator)).to(call.recorded.device, call.dtype)
+    sizes = torch.cat([torch.logspace(-3, 3, _SEARCHES), torch.ones(_ALIKE)]).reshape(flat)
+    x = sizes * torch.randn(len(sizes), *shape, generator=generator)
+    # What depends on many entries at once may show only where they are alike, and drawn entries never are.
+    x[_SEARCHES:] = torch.linspace(-_NEAR / 4, _NEAR / 4, _ALIKE).reshape(flat) + _STRIDE * x[_SEARCHES:]
+    x = x.to(call.recorded.device, call.dtype)
     stride = (_STRIDE * sizes).to(x)
     # A power iteration with JᵀJ, in which a secant takes the place of Jv: v turns to where φ is steepest.
-    v = torch.randn(_SEARCHES, *shape, generator=generator).to(x)
+    v = torch.randn(len(sizes), *shape, generator=generator).to(x)
     low, high = (float(end) for end in slope.interval())
     slack = _SEARCH_SLACK * (high - low)  # of a map that is as steep as its rule says, whose parts are rounded
     slope = replace(slope, alpha=low - slack, beta=high + slack)
     for _ in range(_SEARCH_STEPS):
-        v = v / torch.linalg.vector_norm(v.reshape(_SEARCHES, -1), dim=1).clamp(min=1e-30).reshape(flat)
+        v = v / torch.linalg.vector_norm(v.reshape(len(v), -1), dim=1).clamp(min=1e-30).reshape(flat)
         check_secants(call, slope, x, x + stride * v, call.dtype)
         rise = call.run([x + stride * v]) - call.run([x])
         with torch.enable_grad():

@@ -35,4 +35,4 @@ class NormOptions:
         if not 0 < self.failure_probability < 1:
             raise OptionError(f"failure_probability is {self.failure_probability}, expected a number between 0 and 1")
         if self.dense_limit < 0 or self.memory <= 0:
-            raise OptionError("dense_limit and memory must not be negative")
+            raise OptionError(f"dense_limit is {self.dense_limit} and memory {self.memory}, expected at least 0 and 1")
