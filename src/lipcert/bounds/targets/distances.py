@@ -12,6 +12,7 @@ from lipcert.norms.rows import flat_rows, row_norms
 from lipcert.rounding import UNDERFLOW, gamma
 
 _CHUNK = 1 << 24  # entries of row differences formed at a time
+_BLOCK = 128  # rows of a Gram matrix that are formed at a time
 
 
 def class_norms(rows: Tensor) -> Tensor:
@@ -45,6 +46,19 @@ def bound_pair_norms(rows: Tensor, error: float) -> Tensor:
     return upper.fill_diagonal_(0.0)
 
 
+def _gram(rows: Tensor) -> Tensor:
+    """R Rᵀ. It is symmetric, so of many rows the blocks above the diagonal are copies of those below."""
+    if len(rows) < 2 * _BLOCK:
+        return rows @ rows.T
+    gram = rows.new_empty(len(rows), len(rows))
+    for first in range(0, len(rows), _BLOCK):
+        end = min(first + _BLOCK, len(rows))
+        # For blocks of 2 in 5 rows: rows 0–1 with 0–1, rows 2–3 with 0–3, row 4 with 0–4.
+        gram[first:end, :end] = rows[first:end] @ rows[:end].T
+        gram[:first, first:end] = gram[first:end, :first].T
+    return gram
+
+
 class _PairDistances(torch.autograd.Function):
     """All distances ‖r_a − r_b‖ from the Gram matrix of the rows; gradient zero where the distance is zero.
 
@@ -57,7 +71,7 @@ class _PairDistances(torch.autograd.Function):
         # Rows may have much in common, which ‖r_a‖² + ‖r_b‖² − 2⟨r_a, r_b⟩ would cancel digit by digit.
         centred = rows - rows.mean(0, keepdim=True)
         # (K, K), from one product.
-        gram = centred @ centred.T
+        gram = _gram(centred)
         squares = gram.diagonal()
         scale = squares[:, None] + squares[None, :]
         distances = (scale - 2 * gram).clamp(min=0)
