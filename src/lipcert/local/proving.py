@@ -48,28 +48,53 @@ class Point:
 
 
 def proved_radius(prepared: Prepared, point: Point, ball: Ball, effort: Effort) -> Tensor:
-    """(B,): a radius up to that of the ball within which the prediction is proved; that of the ball if all of it is."""
-    state = follow(prepared, ball, dict(point.values), effort)
+    """(B,): a radius up to that of the ball within which the prediction is proved; that of the ball if all of it is.
+
+    Where columns can be followed, that is tried first, one input at a time; rows for all that is not settled then, if
+    they are likely to help.
+    """
+    if not prepared.columned:
+        return _tried(prepared, point, ball, effort, every_row=True)[0]
+    radii = []
+    for index in torch.split(torch.arange(len(point.prediction), device=ball.radius.device), 1):
+        one, around = point.take(index), Ball(ball.norm, ball.radius[index])
+        radius, close = _tried(prepared, one, around, effort, every_row=False)
+        if close:
+            radius = torch.maximum(radius, _tried(prepared, one, around, effort, every_row=True)[0])
+        radii.append(radius)
+    return torch.cat(radii)
+
+
+def _tried(prepared: Prepared, point: Point, ball: Ball, effort: Effort, every_row: bool) -> tuple[Tensor, bool]:
+    """Proved radii, and whether the proof of an input has failed narrowly."""
+    state = follow(prepared, ball, dict(point.values), effort, every_row)
     rows = margin_rows(point)
     constant = torch.zeros(rows.shape[:2], dtype=torch.float64, device=rows.device)
     last = prepared.exact.sites[-1].source
     with torch.no_grad():
         pulled = pull_back(prepared, state.walls, ball.norm, {last: rows}, constant)
     radius = radius_of(state, point, pulled)
-    if effort.last_steps:
-        left = _worth_sharpening(radius, point, pulled, ball)
-        if len(left):
-            fewer, some = state.take(left), point.take(left)
-            sharper = _sharpened(fewer, some, rows[left], pulled.take(left), effort.last_steps)
-            radius[left] = torch.maximum(radius[left], radius_of(fewer, some, sharper))
-    return radius
+    left = _worth_sharpening(radius, point, pulled, ball)
+    if effort.last_steps and len(left):
+        fewer, some = state.take(left), point.take(left)
+        sharper = _sharpened(fewer, some, rows[left], pulled.take(left), effort.last_steps)
+        radius[left] = torch.maximum(radius[left], radius_of(fewer, some, sharper))
+    return radius, bool((radius[left] < ball.radius[left]).any())
 
 
 @torch.no_grad()
 def promised_radius(prepared: Prepared, point: Point, norm: float) -> Tensor:
     """(B,): how far the predictions would hold if all lines over a tiny ball went on: a guess."""
+    promised = []
+    every = torch.arange(len(point.prediction), device=point.logits.device)
+    for index in torch.split(every, 1 if prepared.columned else max(1, len(every))):
+        promised.append(_promised(prepared, point.take(index), norm))
+    return torch.cat(promised)
+
+
+def _promised(prepared: Prepared, point: Point, norm: float) -> Tensor:
     tiny = torch.full((len(point.prediction),), _TINY_BALL, dtype=torch.float64, device=point.logits.device)
-    state = follow(prepared, Ball(norm, tiny), dict(point.values), Effort())
+    state = follow(prepared, Ball(norm, tiny), dict(point.values), Effort(), every_row=False)
     rows = margin_rows(point)
     constant = torch.zeros(rows.shape[:2], dtype=torch.float64, device=rows.device)
     pulled = pull_back(prepared, state.walls, norm, {prepared.exact.sites[-1].source: rows}, constant)
