@@ -77,7 +77,7 @@ def made(name: str, norm: float) -> tuple[LocalCertifier, Tensor]:
 def spread(certifier: LocalCertifier, x: Tensor, radius: float) -> Deviations:
     values, _ = executed_values(certifier.network, x)
     ball = Ball(certifier.norm, torch.tensor([radius], dtype=torch.float64))
-    state = follow(certifier.prepared, ball, values, certifier.effort, every_row=False)
+    state = follow(certifier.prepared, ball, values, every_row=False)
     assert state.zonotope is not None
     return state
 

@@ -1,9 +1,9 @@
 """Columns of linear maps between images, kept inside the rectangles outside of which they are zero.
 
 What one pixel, or one entry of an inner image, does to later images is zero outside of a rectangle that grows by the
-kernels on the way. Columns of neighbouring entries are kept together, in float32; whoever uses them counts the rounding.
+kernels on the way. Columns of neighbouring entries are kept together, in float32; their users count the rounding.
 
-Along one axis, a rectangle [a, b) of an image, a kernel that reaches r = dilation·(k − 1) further, stride s, padding p:
+Along one axis, a rectangle [a, b), a kernel that reaches r = dilation·(k − 1) further, stride s, padding p:
 outputs from ⌈(a + p − r)/s⌉ to ⌊(b − 1 + p)/s⌋ can differ from zero.
 
     entries 8..11 of 32, a 3×3 kernel of stride 2, padding 1:  outputs 4..6, which read entries 7..13

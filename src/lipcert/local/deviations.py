@@ -24,7 +24,6 @@ from lipcert.local.prepared import Prepared
 from lipcert.local.pulling import Ball
 from lipcert.local.refining import refine_deviations
 from lipcert.local.replaced import is_flat, needs_rows, replace_site
-from lipcert.local.sharpening import Effort
 from lipcert.local.state import Deviations
 from lipcert.local.zonotopes import Zonotope
 from lipcert.network.tangents import LocalSlope
@@ -32,9 +31,7 @@ from lipcert.rounding import gamma
 
 
 @torch.no_grad()
-def follow(
-    prepared: Prepared, ball: Ball, centre: dict[int, Tensor], effort: Effort, every_row: bool = True
-) -> Deviations:
+def follow(prepared: Prepared, ball: Ball, centre: dict[int, Tensor], every_row: bool = True) -> Deviations:
     """Walk through the network from the input to the output; without `every_row`, columns take the place of rows."""
     state = Deviations(prepared, ball, centre)
     network = prepared.exact
@@ -49,7 +46,7 @@ def follow(
                 spread = _spread(state, v)
                 refined = None
                 if every_row or not spread:
-                    refined = refine_deviations(state, v, effort)
+                    refined = refine_deviations(state, v)
                 if refined is not None:
                     _set_reach(state, v, *refined)
         else:
