@@ -65,14 +65,13 @@ def test_executions_stay_inside_the_intervals_and_above_the_bounds_of_a_search(n
 
 def test_a_search_proves_more_than_slopes_for_the_last_rows_and_attacks_find_nothing():
     model = deep()
-    x = torch.randn(12, 6, generator=torch.Generator().manual_seed(2))
-    plain = LocalCertifier(model, (6,), effort=Effort(last_steps=20)).certify(x)
-    searched = LocalCertifier(model, (6,), effort=Effort(last_steps=20, inner_steps=20)).certify(x)
-    assert (searched.radius >= 0.97 * plain.radius).all()
-    assert searched.radius.mean() > 1.01 * plain.radius.mean()
-    for one, radius in zip(x, searched.radius.tolist(), strict=True):
-        label = model(one[None]).argmax(1)
-        assert not pgd(model, one[None], label, 0.999 * radius, steps=60, pixels=(-9.0, 9.0)).success.any()
+    x = torch.randn(6, 6, generator=torch.Generator().manual_seed(2))
+    plain = LocalCertifier(model, (6,)).certify(x, 0.3)
+    searched = LocalCertifier(model, (6,), effort=Effort(inner_steps=10)).certify(x, 0.3)
+    assert (searched.radius >= plain.radius).all()
+    assert (searched.radius > 1.01 * plain.radius).any()
+    found = pgd(model, x, searched.prediction, 0.3, steps=40, pixels=(-9.0, 9.0))
+    assert (found.distance >= searched.radius).all()
 
 
 def test_a_search_for_too_many_slopes_is_left_out(monkeypatch):
