@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from lipcert.local.funnels import flat
+from lipcert.local.moving_slopes import MovingSlopes, better, with_lines
 from lipcert.local.pulling import Pulled, Rows, pull_back, signed_unit_rows
 from lipcert.local.replaced import Replaced, needs_rows, replace_site
-from lipcert.local.slopes import MovingSlopes, better, with_lines
 from lipcert.local.state import Deviations
 
 _RATE = 0.1

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lipcert.local.moving_slopes import MovingSlopes, better, with_lines
 from lipcert.local.pulling import Pulled, pull_back
-from lipcert.local.slopes import MovingSlopes, better, with_lines
 from lipcert.local.state import Deviations
 
 _RATE = 0.2
