@@ -142,7 +142,7 @@ def _crown(model: nn.Module, x: Tensor, y: Tensor, norm: float) -> dict[str, Cal
 def _ours(model: nn.Module, x: Tensor, y: Tensor, norm: float) -> dict[str, Callable[[float], Tensor]]:
     shape = tuple(x.shape[1:])
     plain = LocalCertifier(model, shape, norm)
-    careful = LocalCertifier(model, shape, norm, effort=Effort(last_steps=20, inner_steps=5))
+    careful = LocalCertifier(model, shape, norm, effort=Effort(last_steps=20, inner_steps=20))
 
     def prove(certifier: LocalCertifier, epsilon: float) -> Tensor:
         proved = []

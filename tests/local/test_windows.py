@@ -49,7 +49,7 @@ def deviations(model: nn.Module, shape: tuple[int, ...], norm: float, *, by_wind
     x = torch.rand(1, *shape, generator=torch.Generator().manual_seed(0))
     values, _ = executed_values(certifier.network, x)
     scale = 0.05 if norm == 2 else 0.004
-    return follow(certifier.prepared, Ball(norm, torch.tensor([scale], dtype=torch.float64)), values, certifier.effort)
+    return follow(certifier.prepared, Ball(norm, torch.tensor([scale], dtype=torch.float64)), values)
 
 
 @pytest.mark.parametrize("norm", [2, inf])

@@ -174,7 +174,7 @@ def certify_local(
         norm: 2 or ∞ (`math.inf`): in which norm distances of inputs are measured.
         labels: true classes for a single tensor of inputs.
         bound: from `lipcert.bound`; radii are then never below those of `lipcert.certify`.
-        effort: how many steps are spent on better slopes; `Effort(last_steps=20, inner_steps=5)` proves more, slowly.
+        effort: how many steps are spent on better slopes; `Effort(last_steps=20, inner_steps=20)` proves more, slowly.
         batch_size: how many inputs are bounded at a time.
         progress: called with what is being done and the fraction done.
 

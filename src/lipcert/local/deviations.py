@@ -23,25 +23,30 @@ from lipcert.local.funnels import dual_norms, flat
 from lipcert.local.prepared import Prepared
 from lipcert.local.pulling import Ball
 from lipcert.local.refining import refine_deviations
-from lipcert.local.replaced import replace_site
-from lipcert.local.sharpening import Effort
+from lipcert.local.replaced import is_flat, needs_rows, replace_site
 from lipcert.local.state import Deviations
+from lipcert.local.zonotopes import Zonotope
 from lipcert.network.tangents import LocalSlope
 from lipcert.rounding import gamma
 
 
 @torch.no_grad()
-def follow(prepared: Prepared, ball: Ball, centre: dict[int, Tensor], effort: Effort) -> Deviations:
-    """Walk through the network from the input to the output."""
+def follow(prepared: Prepared, ball: Ball, centre: dict[int, Tensor], every_row: bool = True) -> Deviations:
+    """Walk through the network from the input to the output; without `every_row`, columns take the place of rows."""
     state = Deviations(prepared, ball, centre)
     network = prepared.exact
     _enter(state)
     for v in range(1, len(network.nodes)):
+        if state.zonotope is not None:
+            state.zonotope.forget(v)
         site = network.site_of_output.get(v)
         if site is None:
             _linear_node(state, v)
             if v in prepared.sites_of_source:
-                refined = refine_deviations(state, v, effort)
+                spread = _spread(state, v)
+                refined = None
+                if every_row or not spread:
+                    refined = refine_deviations(state, v)
                 if refined is not None:
                     _set_reach(state, v, *refined)
         else:
@@ -58,6 +63,31 @@ def _enter(state: Deviations) -> None:
     state.noise[0] = torch.zeros_like(centre)
     state.below[0] = state.above[0] = state.reach[0]
     state.largest.append(flat(state.magnitude(0)).amax(1))
+    if state.prepared.columned and len(centre) == 1:
+        state.zonotope = Zonotope(state.prepared, state.ball)
+        state.zonotope.enter()
+
+
+def _spread(state: Deviations, v: int) -> bool:
+    """Whether there are columns at a node; what they show of its entries."""
+    zonotope = state.zonotope
+    if zonotope is None or v not in state.prepared.columned:
+        return False
+    zonotope.measure(v)
+    _narrow(state, v, *zonotope.interval(v))
+    matters = torch.zeros_like(state.below[v], dtype=torch.bool)
+    last = max(state.prepared.columned & state.prepared.sites_of_source.keys())
+    for k in state.prepared.sites_of_source[v]:
+        site, interval = state.prepared.exact.sites[k], (state.centre[v], state.below[v], state.above[v])
+        # Errors of settled entries only count for what columns meet later.
+        matters |= needs_rows(site, *interval) if v == last else ~is_flat(site, *interval)
+    zonotope.sharpen(v, matters)
+    _narrow(state, v, *zonotope.interval(v))
+    return True
+
+
+def _narrow(state: Deviations, v: int, below: Tensor, above: Tensor) -> None:
+    _set_reach(state, v, torch.minimum(state.below[v], below), torch.minimum(state.above[v], above))
 
 
 def _linear_node(state: Deviations, v: int) -> None:
@@ -86,6 +116,8 @@ def _linear_node(state: Deviations, v: int) -> None:
     state.norms[v] = norm * round_up + dual_norms(flat(allowance), 2)
     _set_reach(state, v, reach, reach)
     _charge(state, v, allowance)
+    if state.zonotope is not None and v in prepared.columned:
+        state.zonotope.linear(v, allowance)
 
 
 def _charge(state: Deviations, v: int, charged: Tensor) -> None:
@@ -171,4 +203,6 @@ def _site_output(state: Deviations, v: int, index: int) -> None:
         rounding = dual_norms(flat(replaced.error), 2)
         state.norms[v] = float(site.slope.lipschitz()) * state.norms[u] * (1 + gamma(4)) + 2 * rounding
     _set_reach(state, v, replaced.below, replaced.above)
+    if state.zonotope is not None and v in prepared.columned:
+        state.zonotope.site(v, u, replaced)
     state.largest.append(flat(state.magnitude(v)).amax(1))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lipcert.certificate.stages import underflow_loss
+from lipcert.local.columns import columned_nodes
 from lipcert.local.funnels import Funnel, dual_norms, flat, make_funnel, pulled_to_input
 from lipcert.local.receptive_fields import Frame, frames_of
 from lipcert.network.convolution import Convolution
@@ -21,6 +22,8 @@ from lipcert.rounding import UNIT_ROUNDOFF, gamma
 _PREFIX_ENTRIES = 1 << 28
 """The rows of maps from the input to a node are formed, a chunk at a time, if they have fewer entries than this."""
 _CHUNK_ENTRIES = 1 << 24
+_ROW_ENTRIES = 1 << 24
+"""If the rows of all nonlinearities have fewer entries, they are quicker than columns."""
 
 
 class Prepared:
@@ -63,6 +66,10 @@ class Prepared:
         self.prefix = _prefix_nodes(exact)
         self.folding = _folding_nodes(exact)
         self.passing = _passing_nodes(exact)
+        self.columned: set[int] = set()
+        if network.dtype == torch.float32 and _entries_of_rows(exact, self.prefix) > _ROW_ENTRIES:
+            self.columned = columned_nodes(exact)
+        self.last_reader = _last_readers(exact)
         self._funnels: dict[float, Funnel] = {}
         self._prefix_norms: dict[tuple[int, float], Tensor | None] = {}
         self._frames: dict[int, dict[int, Frame] | None] = {}
@@ -80,7 +87,10 @@ class Prepared:
         return self._funnels[norm]
 
     def prefix_norms(self, v: int, norm: float) -> Tensor | None:
-        """Dual norms of the rows of the linear map from the input to a node; None if they are too many to form."""
+        """Dual norms of the rows of the linear map from the input to a node.
+
+        None if they are too many to form, or if columns show them.
+        """
         key = (v, norm)
         if key not in self._prefix_norms:
             self._prefix_norms[key] = self._form_prefix_norms(v, norm)
@@ -90,7 +100,7 @@ class Prepared:
     def _form_prefix_norms(self, v: int, norm: float) -> Tensor | None:
         shape, inputs = self.exact.nodes[v].shape, prod(self.exact.input_shape)
         count = prod(shape)
-        if count * inputs > _PREFIX_ENTRIES:
+        if v in self.columned or count * inputs > _PREFIX_ENTRIES:
             return None
         norms = []
         chunk = max(1, _CHUNK_ENTRIES // max(inputs, count))
@@ -110,6 +120,28 @@ def _use_counts(network: Network) -> Counter[int]:
         counts.update(edge.source for edge in node.edges)
     counts.update(site.source for site in network.sites[1:])
     return counts
+
+
+def _entries_of_rows(network: Network, prefix: set[int]) -> int:
+    """Of the rows of all inputs of nonlinearities, but for those that are linear in the input: at most so many."""
+    total, largest = 0, 0
+    sources = {site.source for site in network.sites[1:-1]}
+    for v, node in enumerate(network.nodes):
+        largest = max(largest, prod(node.shape))
+        if v in sources and v not in prefix:
+            total += prod(node.shape) * largest
+    return total
+
+
+def _last_readers(network: Network) -> list[int]:
+    """The last node that reads each node; itself if there is none."""
+    last = list(range(len(network.nodes)))
+    for v, node in enumerate(network.nodes):
+        for edge in node.edges:
+            last[edge.source] = v
+    for site in network.sites[1:-1]:
+        last[site.source] = max(last[site.source], site.output)
+    return last
 
 
 def _prefix_nodes(network: Network) -> set[int]:

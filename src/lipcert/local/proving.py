@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from lipcert.certificate.propagation import LARGEST
 from lipcert.local.deviations import follow
+from lipcert.local.joint_search import search_jointly
 from lipcert.local.prepared import Prepared
 from lipcert.local.pulling import Ball, Pulled, pull_back
 from lipcert.local.sharpening import Effort, sharpen
@@ -19,7 +22,11 @@ _ROUND_DOWN = 1 - 2.0**-45
 _TINY_BALL = 1e-6
 _FARTHEST = 1e6
 _WITHIN_REACH = 0.5
-"""Better slopes have rarely gained more than this share of a margin."""
+"""Better slopes for the last rows have rarely gained more than this share of a margin."""
+_WITHIN_SEARCH = 3.0
+"""The same for slopes of all rows together."""
+Improve = Callable[[Tensor, Pulled, Tensor], Pulled]
+"""Better bounds of rows of the logits, from what is known of them and the margins that they should not use up."""
 
 
 @dataclass(frozen=True)
@@ -48,44 +55,96 @@ class Point:
 
 
 def proved_radius(prepared: Prepared, point: Point, ball: Ball, effort: Effort) -> Tensor:
-    """(B,): a radius up to that of the ball within which the prediction is proved; that of the ball if all of it is."""
-    state = follow(prepared, ball, dict(point.values), effort)
+    """(B,): a radius up to that of the ball within which the prediction is proved; that of the ball if all of it is.
+
+    Where columns can be followed, that is tried first, one input at a time; rows for all that is not settled then, if
+    they are likely to help. What has failed is tried again with slopes that are searched for together, if asked for.
+    """
+    if prepared.columned:
+        radii = []
+        for one, around in _one_by_one(point, ball):
+            radius, close = _tried(prepared, one, around, effort, every_row=False)
+            if close:
+                radius = torch.maximum(radius, _tried(prepared, one, around, effort, every_row=True)[0])
+            radii.append(radius)
+        proved = torch.cat(radii)
+    else:
+        proved, _ = _tried(prepared, point, ball, effort, every_row=True)
+    if effort.inner_steps:
+        for i, (one, around) in enumerate(_one_by_one(point, ball)):
+            if proved[i] < around.radius[0]:
+                proved[i] = torch.maximum(proved[i], _searched(prepared, one, around, effort.inner_steps)[0])
+    return proved
+
+
+def _one_by_one(point: Point, ball: Ball) -> Iterator[tuple[Point, Ball]]:
+    for index in torch.split(torch.arange(len(point.prediction), device=ball.radius.device), 1):
+        yield point.take(index), Ball(ball.norm, ball.radius[index])
+
+
+def _tried(prepared: Prepared, point: Point, ball: Ball, effort: Effort, every_row: bool) -> tuple[Tensor, bool]:
+    """Proved radii, and whether the proof of an input has failed narrowly."""
+    state = follow(prepared, ball, dict(point.values), every_row)
     rows = margin_rows(point)
-    constant = torch.zeros(rows.shape[:2], dtype=torch.float64, device=rows.device)
-    last = prepared.exact.sites[-1].source
-    with torch.no_grad():
-        pulled = pull_back(prepared, state.walls, ball.norm, {last: rows}, constant)
+    pulled = _pulled(state, rows)
     radius = radius_of(state, point, pulled)
-    if effort.last_steps:
-        left = _worth_sharpening(radius, point, pulled, ball)
-        if len(left):
-            fewer, some = state.take(left), point.take(left)
-            sharper = _sharpened(fewer, some, rows[left], pulled.take(left), effort.last_steps)
-            radius[left] = torch.maximum(radius[left], radius_of(fewer, some, sharper))
+    left = _within_reach(radius, point, pulled, ball, _WITHIN_REACH)
+    if effort.last_steps and len(left):
+        fewer, some = state.take(left), point.take(left)
+        last = prepared.exact.sites[-1].source
+        improve = partial(sharpen, fewer, last, steps=effort.last_steps)
+        sharper = _improved(improve, fewer, some, rows[left], pulled.take(left))
+        radius[left] = torch.maximum(radius[left], radius_of(fewer, some, sharper))
+    return radius, bool((radius[left] < ball.radius[left]).any())
+
+
+def _searched(prepared: Prepared, point: Point, ball: Ball, steps: int) -> Tensor:
+    """(1,): the radius of one input, with slopes for all rows together."""
+    state = follow(prepared, ball, dict(point.values))
+    rows = margin_rows(point)
+    pulled = _pulled(state, rows)
+    radius = radius_of(state, point, pulled)
+    if len(_within_reach(radius, point, pulled, ball, _WITHIN_SEARCH)):
+        better = _improved(partial(search_jointly, state, steps=steps), state, point, rows, pulled)
+        radius = torch.maximum(radius, radius_of(state, point, better))
     return radius
+
+
+@torch.no_grad()
+def _pulled(state: Deviations, rows: Tensor) -> Pulled:
+    """Rows of the logits at the input."""
+    prepared = state.prepared
+    constant = torch.zeros(rows.shape[:2], dtype=torch.float64, device=rows.device)
+    return pull_back(prepared, state.walls, state.ball.norm, {prepared.exact.sites[-1].source: rows}, constant)
 
 
 @torch.no_grad()
 def promised_radius(prepared: Prepared, point: Point, norm: float) -> Tensor:
     """(B,): how far the predictions would hold if all lines over a tiny ball went on: a guess."""
+    promised = []
+    every = torch.arange(len(point.prediction), device=point.logits.device)
+    for index in torch.split(every, 1 if prepared.columned else max(1, len(every))):
+        promised.append(_promised(prepared, point.take(index), norm))
+    return torch.cat(promised)
+
+
+def _promised(prepared: Prepared, point: Point, norm: float) -> Tensor:
     tiny = torch.full((len(point.prediction),), _TINY_BALL, dtype=torch.float64, device=point.logits.device)
-    state = follow(prepared, Ball(norm, tiny), dict(point.values), Effort())
-    rows = margin_rows(point)
-    constant = torch.zeros(rows.shape[:2], dtype=torch.float64, device=rows.device)
-    pulled = pull_back(prepared, state.walls, norm, {prepared.exact.sites[-1].source: rows}, constant)
+    state = follow(prepared, Ball(norm, tiny), dict(point.values), every_row=False)
+    pulled = _pulled(state, margin_rows(point))
     ratios = (point.margins() + pulled.constant) / pulled.steepness.clamp(min=torch.finfo(torch.float64).tiny)
     return ratios.amin(1).clamp(min=0.0, max=_FARTHEST).nan_to_num(0.0)
 
 
-def _worth_sharpening(radius: Tensor, point: Point, pulled: Pulled, ball: Ball) -> Tensor:
+def _within_reach(radius: Tensor, point: Point, pulled: Pulled, ball: Ball, share: float) -> Tensor:
     """The inputs for which the proof has failed by less than a share of their margin, so that better slopes may do."""
     margins = point.margins()
     worst = ((margins + pulled.at(ball.radius)) / margins.clamp(min=1e-300)).amin(1)
-    close = (worst <= 0) & (worst > -_WITHIN_REACH)
+    close = (worst <= 0) & (worst > -share)
     return ((radius < ball.radius) & close).nonzero().flatten()
 
 
-def _sharpened(state: Deviations, point: Point, rows: Tensor, pulled: Pulled, steps: int) -> Pulled:
+def _improved(improve: Improve, state: Deviations, point: Point, rows: Tensor, pulled: Pulled) -> Pulled:
     """Better bounds for the rows that fail, which are few."""
     margins = point.margins()
     bounds = margins + pulled.at(state.ball.radius)
@@ -93,8 +152,7 @@ def _sharpened(state: Deviations, point: Point, rows: Tensor, pulled: Pulled, st
     worst = bounds.argsort(dim=1)[:, :most]
     chosen = rows.gather(1, worst[:, :, None].expand(-1, -1, rows.shape[2]))
     some = Pulled(pulled.constant.gather(1, worst), pulled.steepness.gather(1, worst))
-    last = state.prepared.exact.sites[-1].source
-    some = sharpen(state, last, chosen, some, margins.gather(1, worst), steps)
+    some = improve(chosen, some, margins.gather(1, worst))
     constant = pulled.constant.scatter(1, worst, some.constant)
     return Pulled(constant, pulled.steepness.scatter(1, worst, some.steepness))
 

@@ -11,7 +11,6 @@ from lipcert.local.funnels import flat
 from lipcert.local.pulling import pull_back, signed_unit_rows
 from lipcert.local.receptive_fields import Frame
 from lipcert.local.replaced import needs_rows
-from lipcert.local.sharpening import Effort, sharpen_inner
 from lipcert.local.state import Deviations
 from lipcert.local.window_rows import pull_windows
 from lipcert.local.windows import Places, Scene
@@ -22,7 +21,7 @@ _PASSES = 4
 """How much more than the largest window a row needs on its way."""
 
 
-def refine_deviations(state: Deviations, v: int, effort: Effort) -> tuple[Tensor, Tensor] | None:
+def refine_deviations(state: Deviations, v: int) -> tuple[Tensor, Tensor] | None:
     """How far the entries of a node fall and rise, where its rows show it; None if rows cannot help."""
     prepared = state.prepared
     if v in prepared.prefix and prepared.prefix_norms(v, state.ball.norm) is not None:
@@ -33,9 +32,9 @@ def refine_deviations(state: Deviations, v: int, effort: Effort) -> tuple[Tensor
     if not bool(needed.any()):
         return None
     frames = prepared.frames(v)
-    if frames is not None and prepared.funnel(state.ball.norm).node is None and not effort.inner_steps:
+    if frames is not None and prepared.funnel(state.ball.norm).node is None:
         return _by_windows(state, v, needed, frames)
-    return _by_rows(state, v, needed, effort)
+    return _by_rows(state, v, needed)
 
 
 def _by_windows(state: Deviations, v: int, needed: Tensor, frames: dict[int, Frame]) -> tuple[Tensor, Tensor]:
@@ -57,7 +56,7 @@ def _by_windows(state: Deviations, v: int, needed: Tensor, frames: dict[int, Fra
     return below, above
 
 
-def _by_rows(state: Deviations, v: int, needed: Tensor, effort: Effort) -> tuple[Tensor, Tensor]:
+def _by_rows(state: Deviations, v: int, needed: Tensor) -> tuple[Tensor, Tensor]:
     prepared = state.prepared
     wanted = flat(needed)
     most = int(wanted.sum(1).max())
@@ -67,8 +66,6 @@ def _by_rows(state: Deviations, v: int, needed: Tensor, effort: Effort) -> tuple
     for places in torch.split(order, _chunk(state, v), dim=1):
         rows, constant = signed_unit_rows(prepared, v, places, state.walls.allowances[v])
         pulled = pull_back(prepared, state.walls, state.ball.norm, rows, constant)
-        if effort.inner_steps:
-            pulled = sharpen_inner(state, rows, constant, pulled, effort.inner_steps)
         low, high = (-pulled.at(state.ball.radius)).clamp(min=0).chunk(2, dim=1)
         below.scatter_(1, places, torch.minimum(below.gather(1, places), low))
         above.scatter_(1, places, torch.minimum(above.gather(1, places), high))

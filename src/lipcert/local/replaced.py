@@ -75,6 +75,13 @@ def needs_rows(site: Site, centre: Tensor, below: Tensor, above: Tensor) -> Tens
     return needed
 
 
+def is_flat(site: Site, centre: Tensor, below: Tensor, above: Tensor) -> Tensor:
+    """Where a piecewise linear nonlinearity is constant over an interval that contains no kink."""
+    assert site.function is not None
+    level = site.function(centre - below) == site.function(centre + above)
+    return level & ~needs_rows(site, centre, below, above)
+
+
 def replace_site(
     site: Site, centre: Tensor, value: Tensor, below: Tensor, above: Tensor, inward: Tensor, prepared: Prepared
 ) -> Replaced:

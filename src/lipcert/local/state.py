@@ -9,6 +9,7 @@ from torch import Tensor
 from lipcert.local.prepared import Prepared
 from lipcert.local.pulling import Ball, Walls
 from lipcert.local.replaced import Replaced
+from lipcert.local.zonotopes import Zonotope
 from lipcert.rounding import gamma
 
 
@@ -31,6 +32,7 @@ class Deviations:
     walls: Walls = field(default_factory=lambda: Walls({}, {}, set()))
     sites: dict[int, Replaced] = field(default_factory=dict)
     largest: list[Tensor] = field(default_factory=list)
+    zonotope: Zonotope | None = None
 
     def magnitude(self, v: int) -> Tensor:
         """M: what no executed value of a node exceeds."""

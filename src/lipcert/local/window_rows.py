@@ -43,7 +43,7 @@ def pull_windows(scene: Scene, walls: Walls, norm: float, places: Places, signs:
             if w != scene.v and w not in walls.folded:
                 part = _charge(scene, walls, w, y, places)
                 total, size, count = total + part, size + part.abs(), count + 1
-            _through_edges(scene, rows, w, y, places)
+            through_edges(scene, rows, w, y, places)
     return Pulled(total - gamma(count) * size - VANISHED, steepness)
 
 
@@ -53,8 +53,8 @@ def _through_lines(scene: Scene, walls: Walls, index: int, y: Tensor, places: Pl
     assert isinstance(lines, Lines)
     w = scene.network.sites[index].output
     sizes = y.abs()
-    part = _dot(y, scene.look("middle", w, lambda: lines.middle()[:, 0], places))
-    part = part + _dot(sizes, scene.look("spread", w, lambda: lines.spread()[:, 0], places))
+    part = inner_products(y, scene.look("middle", w, lambda: lines.middle()[:, 0], places))
+    part = part + inner_products(sizes, scene.look("spread", w, lambda: lines.spread()[:, 0], places))
     pulled = scene.look("mean", w, lambda: lines.mean_slope()[:, 0], places).mul_(y)
     pulled.addcmul_(sizes, scene.look("half", w, lambda: lines.half_slope()[:, 0], places))
     return pulled, part
@@ -64,15 +64,15 @@ def _charge(scene: Scene, walls: Walls, w: int, y: Tensor, places: Places) -> Te
     """−|y|·η."""
     allowance = walls.allowances[w]
     images = allowance.reshape(len(allowance), *scene.network.nodes[w].shape)
-    return -_dot(y.abs(), scene.look("allowance", w, lambda: images, places))
+    return -inner_products(y.abs(), scene.look("allowance", w, lambda: images, places))
 
 
-def _dot(rows: Tensor, values: Tensor) -> Tensor:
+def inner_products(rows: Tensor, values: Tensor) -> Tensor:
     """(P,): the product of every row with its own values."""
     return dot(rows.flatten(1)[:, None], values.flatten(1)[:, None])[:, 0]
 
 
-def _through_edges(scene: Scene, rows: dict[int, Tensor], w: int, y: Tensor, places: Places) -> None:
+def through_edges(scene: Scene, rows: dict[int, Tensor], w: int, y: Tensor, places: Places) -> None:
     """Rows at a linear node become rows at its sources."""
     for edge in scene.network.nodes[w].edges:
         u = edge.source
@@ -90,14 +90,27 @@ def _add(rows: dict[int, Tensor], u: int, pulled: Tensor) -> None:
 
 def _adjoint(op: LinearOp, y: Tensor) -> Tensor:
     """Aᵀy inside windows; nothing is cut off yet."""
-    if isinstance(op, Convolution) and max(op.stride) == 1 and min(y.shape[1:3]) >= _LARGE:
-        return _mirrored(y, op)
     if isinstance(op, Convolution):
+        if y.dtype == torch.float32:
+            return _transposed(y, op)
+        if max(op.stride) == 1 and min(y.shape[1:3]) >= _LARGE:
+            return _mirrored(y, op)
         return _spread_kernel(y, op)
     if isinstance(op, Identity):
         return -y if op.sign < 0 else y
     assert isinstance(op, Scale)
     return y * op.factor().to(y).reshape(-1)
+
+
+def _transposed(y: Tensor, op: Convolution) -> Tensor:
+    """The same in float32, for which torch is fast; a single entry of a window is a product with the kernel."""
+    weight = op.weight().float()
+    if y.shape[1:3] == (1, 1) and max(op.dilation) == 1:
+        filters, channels, *kernel = weight.shape
+        matrix = weight.permute(0, 2, 3, 1).reshape(filters, -1)
+        return (y.reshape(-1, filters) @ matrix).reshape(len(y), *kernel, channels)
+    spread = F.conv_transpose2d(y.permute(0, 3, 1, 2), weight, None, op.stride, dilation=op.dilation)
+    return spread.permute(0, 2, 3, 1)
 
 
 def _mirrored(y: Tensor, op: Convolution) -> Tensor:
