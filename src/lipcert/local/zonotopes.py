@@ -38,7 +38,7 @@ _MOST_COLUMNS = 4096
 """Of G; the smaller ones are added to E instead, so that time and memory stay bounded."""
 _SMALL = 0.2
 """Rounding errors of less than this share of an interval are left as they are."""
-_VANISHED = 1e-30
+_VANISHED = 1e-24
 """More than what entries lose where products in float32 underflow, 2⁻¹²⁶ each."""
 
 _VANISHED_SQUARE = 1e-37
