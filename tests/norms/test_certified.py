@@ -178,6 +178,14 @@ def test_a_product_that_vanishes_says_little_about_the_norm(error):
     assert Ritz(0.0, 0.0, 1, 1e-9, component).upper(error) >= 2 * error / component
 
 
+def test_maps_that_only_scale_have_exact_norms():
+    """All eigenvalues are equal, so that Lanczos ends after one step and knows little of what is left."""
+    model = nn.Sequential(nn.ReLU(), nn.ReLU(), nn.Linear(300, 2)).double()
+    norms = norms_of(model, (300,), NormOptions(dense_limit=2, seed=0))
+    assert (2, 1) in norms.randomised
+    assert 0.5 <= norms.bounds[2, 1] <= 0.5 * (1 + 1e-8)
+
+
 def test_damaged_files_count_as_missing(tmp_path):
     kept = KeptNorms(tmp_path)
     kept.add({(1, 0): {"norm": 2.0, "rows": 3}})

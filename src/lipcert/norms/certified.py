@@ -92,7 +92,7 @@ def bound_norms(
     bounds, lower = {}, {}
     for j, i in sorted([*proofs, *ritz], key=lambda pair: pair[0] - pair[1]):  # errors of long pairs rest on short ones
         evidence = proofs.get((j, i)) or ritz[j, i]
-        bounds[j, i] = evidence.upper(errors.error((j, i)))
+        bounds[j, i] = min(evidence.upper(errors.error((j, i))), errors.product((j, i)))
         if not bounds[j, i] < inf:
             raise NonFiniteError(
                 f"the norm between sites {i} and {j} cannot be bounded: its rounding errors are too large; "

@@ -115,6 +115,13 @@ class ProductErrors:
                 total += self._roundoff[v] * self._norm_into(v, reach) * onward
         return total * (1 + 1e-6)  # the relative errors of products within a stage, and the rounding of this sum
 
+    def product(self, pair: Pair) -> float:
+        """A bound on ‖B_ji‖ from products of ‖|A|‖: as good as any where a map only moves and scales entries."""
+        j, i = pair
+        end = self.network.sites[j].source
+        reach = self._norms_from(i, range(self.network.sites[i].output, end + 1))
+        return reach.get(end, 0.0) * (1 + 1e-9)  # for the rounding of the products and sums
+
     def _node_roundoff(self, node: Node) -> float:
         """γ for what is summed at a node, in products with the map or its transpose."""
         # In a product with the transpose, what several readers of a node send back is added up: hence the fan-out.
