@@ -86,9 +86,8 @@ class Estimator(nn.Module):
         self.power_iterations, self.accelerated = power_iterations, accelerated
         self._model = (model,)  # a tuple, so that its parameters do not become the estimator's
         self._modules_of_model = tuple(model.modules())
-        self._fixed = {
-            "input_shape": input_shape, "seed": seed, "per_neuron": per_neuron, "span": span, "memory": memory
-        }  # fmt: skip
+        self._fixed: dict[str, Any] = {"input_shape": input_shape, "seed": seed, "per_neuron": per_neuron}
+        self._fixed |= {"span": span, "memory": memory}
         network = network or trace(model, input_shape, training=True)
         self._build(network, per_neuron)
         self._send(network, seed, span, memory)
@@ -209,8 +208,8 @@ class Estimator(nn.Module):
         norms = norm_matrix(self._pairs, self._norms(), self.network.depth + 2)
         if self._far is not None:
             norms = self._far.filled(norms)
-        target, memory = find_target(self.target), self._memory
-        return estimate_of_norms(norms, target, self.network, self._last_network, self._far, memory)
+        networks = self.network, self._last_network
+        return estimate_of_norms(norms, find_target(self.target), *networks, self._far, self._memory)
 
     def _norms(self) -> Tensor:
         """‖B_ji‖ of all pairs, after some iterations."""

@@ -62,7 +62,6 @@ class Certifier:
     def _prepare(self, model: nn.Module | Network, bound: Bound, longest_sum: int | None) -> None:
         if not isinstance(bound, Bound):
             raise OptionError(f"bound is {type(bound).__name__}, expected what lipcert.bound or Bound.load returns")
-        # From the model to what is executed: its program, compared with the bound, then frozen, then split.
         traced = model
         if not isinstance(traced, Network):
             traced = trace(traced, bound.facts.input_shape)

@@ -89,7 +89,6 @@ def rounding_model(network: Network, exact: Network, stages: Stages, bound: Boun
     reach = LARGEST[network.dtype] / max(1.0, float((stages.norms @ from_input).max()))
     slope = lipschitz[1:, None]
     stage = stages.errors  # q_ki, sites k = 1..n, i = 0..n
-    # Errors of the stage, then those of the nonlinearity's own rounding, relative to a value that grows with U_k.
     g = (slope * (stage @ from_input[:, None]))[:, 0] + 2 * made * from_input[1:]
     s = slope * (stage @ from_sites) + 2 * made[:, None] * from_sites[1:]
     s = torch.tril(s) * 1.01  # site k sees only what sites l ≤ k have made

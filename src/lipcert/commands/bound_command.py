@@ -79,8 +79,7 @@ def bound(
     if as_json:
         print_json([asdict(row) for row in rows])
         return
-    table = overview if everything else comparison
-    print_table(table(loaded, rows))
+    print_table((overview if everything else comparison)(loaded, rows))
 
 
 def _usual_targets(loaded: LoadedModel, everything: bool) -> list[str]:
