@@ -16,7 +16,7 @@ def shipped_names() -> list[str]:
 
 def shipped_folder(name: str) -> Path | None:
     """The folder of one, or None if there is none of this name."""
-    # By the list, not by joining paths: "../x" is no name.
+    # By the list, not by joining paths: a path is no name.
     if name not in shipped_names():
         return None
     return _FOLDER / name
