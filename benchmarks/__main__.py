@@ -8,7 +8,15 @@ import sys
 import torch
 from rich.console import Console
 
-from benchmarks import certificates, estimates, limits, local, ordinary, refined, tightness
+from benchmarks import (
+    certificates,
+    estimates,
+    limits,
+    local,
+    ordinary,
+    refined,
+    tightness,
+)
 from benchmarks.measure import store
 
 PARTS = {
@@ -30,23 +38,34 @@ PARTS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("parts", nargs="*", help=f"some of {', '.join(PARTS)}; default: all")
+    parser.add_argument(
+        "parts", nargs="*", help=f"some of {', '.join(PARTS)}; default: all"
+    )
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument(
-        "--models", nargs="*", default=[], help="trained networks for tightness: run folders, checkpoints"
+        "--models",
+        nargs="*",
+        default=[],
+        help="trained networks for tightness: run folders, checkpoints",
     )
     arguments = parser.parse_args()
     if unknown := set(arguments.parts) - set(PARTS):
-        parser.error(f"unknown part {', '.join(unknown)}; choose from {', '.join(PARTS)}")
+        parser.error(
+            f"unknown part {', '.join(unknown)}; choose from {', '.join(PARTS)}"
+        )
     torch.set_flush_denormal(True)
-    console = Console(width=None if sys.stdout.isatty() else 140)  # files have no width of their own
+    console = Console(
+        width=None if sys.stdout.isatty() else 140
+    )  # files have no width of their own
     for name in arguments.parts or PARTS:
         given = arguments.models if name == "tightness" else []
         options = {"models": given} if given else {}
         figures, table = PARTS[name](arguments.repeats, **options)
         console.print(table)
         command = f"python -m benchmarks {name} --repeats {arguments.repeats}"
-        store(name, " ".join([command, *(["--models", *given] if given else [])]), figures)
+        store(
+            name, " ".join([command, *(["--models", *given] if given else [])]), figures
+        )
 
 
 if __name__ == "__main__":

@@ -21,7 +21,12 @@ IMAGES = 256
 def bound_times(names: list[str]) -> tuple[list[dict[str, object]], Table]:
     """Time and peak memory of guaranteed pairwise bounds."""
     table = Table(
-        "network", "seconds", "limit", "peak GiB so far", "guarantee", title="Guaranteed pairwise LipLT bounds"
+        "network",
+        "seconds",
+        "limit",
+        "peak GiB so far",
+        "guarantee",
+        title="Guaranteed pairwise LipLT bounds",
     )
     figures: list[dict[str, object]] = []
     for name in names:
@@ -32,7 +37,13 @@ def bound_times(names: list[str]) -> tuple[list[dict[str, object]], Table]:
         peak = own_peak() / 1024
         figures.append({"network": name, "seconds": seconds, "limit": 60 * MINUTES[name], "peak_gib": peak,
                         "guarantee": bound.guarantee, "inflation": bound.inflation})  # fmt: skip
-        table.add_row(name, f"{seconds:.1f}", f"{60 * MINUTES[name]}", f"{peak:.2f}", bound.guarantee)
+        table.add_row(
+            name,
+            f"{seconds:.1f}",
+            f"{60 * MINUTES[name]}",
+            f"{peak:.2f}",
+            bound.guarantee,
+        )
     return figures, table
 
 
@@ -41,7 +52,10 @@ def certification_speed(repeats: int) -> tuple[dict[str, object], Table]:
     model = zoo.build("4C3F", seed=0).eval()
     x = torch.rand(INPUTS, 1, 28, 28)
     bound = lipcert.bound(model, (1, 28, 28))
-    certifier, classifier = Certifier(model, bound), lipcert.CertifiedClassifier(model, bound)
+    certifier, classifier = (
+        Certifier(model, bound),
+        lipcert.CertifiedClassifier(model, bound),
+    )
 
     def batches(function: object) -> None:
         with torch.no_grad():
@@ -56,25 +70,44 @@ def certification_speed(repeats: int) -> tuple[dict[str, object], Table]:
         },
         repeats,
     )
-    table = Table("", "seconds", "speed", title=f"4C3F, {INPUTS} inputs (certify: at least 0.40)")
+    table = Table(
+        "", "seconds", "speed", title=f"4C3F, {INPUTS} inputs (certify: at least 0.40)"
+    )
     for name, value in seconds.items():
         table.add_row(name, f"{value:.2f}", f"{seconds['plain'] / value:.2f}×")
-    return {"speed": {name: seconds["plain"] / value for name, value in seconds.items()}, "seconds": seconds}, table
+    return {
+        "speed": {name: seconds["plain"] / value for name, value in seconds.items()},
+        "seconds": seconds,
+    }, table
 
 
 def execution_speed(repeats: int) -> tuple[dict[str, object], Table]:
     """Inference of the shipped CIFAR-10 network: plain, with sums in parts, and in float64."""
     loaded = lipcert.load_model("cifar10-hour")
     x = torch.rand(IMAGES, 3, 32, 32).contiguous(memory_format=torch.channels_last)
-    modules = {"plain": loaded.model, "split": loaded.in_parts().executed, "float64": loaded.in_float64().model}
+    modules = {
+        "plain": loaded.model,
+        "split": loaded.in_parts().executed,
+        "float64": loaded.in_float64().model,
+    }
 
     def run(name: str) -> None:
         batch = x.to(torch.float64 if name == "float64" else torch.float32)
         with torch.no_grad():
             modules[name](batch)
 
-    seconds = side_by_side({name: lambda name=name: run(name) for name in modules}, repeats)
-    table = Table("", "seconds", "time", title=f"cifar10-hour, {IMAGES} images (split: at most 1.5)")
+    seconds = side_by_side(
+        {name: lambda name=name: run(name) for name in modules}, repeats
+    )
+    table = Table(
+        "",
+        "seconds",
+        "time",
+        title=f"cifar10-hour, {IMAGES} images (split: at most 1.5)",
+    )
     for name, value in seconds.items():
         table.add_row(name, f"{value:.3f}", f"{value / seconds['plain']:.2f}×")
-    return {"time": {name: value / seconds["plain"] for name, value in seconds.items()}, "seconds": seconds}, table
+    return {
+        "time": {name: value / seconds["plain"] for name, value in seconds.items()},
+        "seconds": seconds,
+    }, table

@@ -12,7 +12,12 @@ from rich.table import Table
 
 LONGEST_FILE = 250
 LONGEST_FUNCTION = 40
-CURVLINOPS = {"comprehensions": 3.4, "conditional expressions": 1.3, "comments": 7.5, "characters": 40.0}
+CURVLINOPS = {
+    "comprehensions": 3.4,
+    "conditional expressions": 1.3,
+    "comments": 7.5,
+    "characters": 40.0,
+}
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
@@ -67,7 +72,11 @@ def _docstring_lines(tree: ast.Module) -> set[int]:
     """The numbers of the lines of all strings that stand alone."""
     numbers: set[int] = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
             numbers.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     return numbers
 

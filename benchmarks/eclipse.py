@@ -36,7 +36,11 @@ def check_eclipse() -> dict[str, Any]:
         from eclipse_nn import LipConstEstimator  # type: ignore[import-not-found]
 
         package = version("eclipse-nn")
-        estimators.append(lambda ws: float(LipConstEstimator(weights=list(ws)).estimate("ECLipsE_Fast")))
+        estimators.append(
+            lambda ws: float(
+                LipConstEstimator(weights=list(ws)).estimate("ECLipsE_Fast")
+            )
+        )
     except (ImportError, PackageNotFoundError):
         pass
     for scales in ((2.0, 0.5, 3.0), (1.7,) * 6, (0.3, 2.5, 4.0, 1.0), (0.5,) * 20):
@@ -45,7 +49,9 @@ def check_eclipse() -> dict[str, Any]:
         lowest = min(lowest, *(estimate(chain) / exact for estimate in estimators))
     difference = 0.0
     for depth in (2, 5, 10):
-        own, *others = (estimate(weights(random_mlp(depth, 0))) for estimate in estimators)
+        own, *others = (
+            estimate(weights(random_mlp(depth, 0))) for estimate in estimators
+        )
         difference = max(difference, *(abs(other / own - 1) for other in others), 0.0)
     return {"package": package, "lowest_ratio_to_exact": lowest, "valid": lowest > 1 - 1e-9,
             "largest_difference_of_package": difference if len(estimators) > 1 else None}  # fmt: skip

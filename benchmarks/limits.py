@@ -27,13 +27,24 @@ ROOM = 4 << 30
 """Bytes of address space above what the interpreter and its libraries take."""
 WORK = {
     "bound of 6C2F": ("benchmarks.limits",),
-    "certify, 4C3F, 10,000 images": ("lipcert", "certify", "4C3F", "--data", "mnist", "--eps", "1.58", "--quiet"),
+    "certify, 4C3F, 10,000 images": (
+        "lipcert",
+        "certify",
+        "4C3F",
+        "--data",
+        "mnist",
+        "--eps",
+        "1.58",
+        "--quiet",
+    ),
 }
 
 
 def _limited(name: str) -> dict[str, Any]:
     """A case of `ordinary` within the limit: its figures, or the refusal."""
-    torch.ones(512, 512) @ torch.ones(512, 512)  # the threads of the interpreter's own libraries are there
+    torch.ones(512, 512) @ torch.ones(
+        512, 512
+    )  # the threads of the interpreter's own libraries are there
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + ROOM, used + ROOM))
     try:
@@ -54,7 +65,9 @@ def ceilings(repeats: int) -> tuple[dict[str, Any], Table]:
         if "refused" in found:
             table.add_row(name, f"refused: {found['refused']}", "", "")
         else:
-            table.add_row(name, "done", f"{found['seconds']:.1f}", f"{found['gibibytes']:.2f}")
+            table.add_row(
+                name, "done", f"{found['seconds']:.1f}", f"{found['gibibytes']:.2f}"
+            )
     return figures, table
 
 
@@ -82,7 +95,9 @@ def _agree(first: list[list[str]], second: list[list[str]]) -> bool:
         return False
     for row, other in zip(first, second, strict=True):
         for cell, twin in zip(row, other, strict=True):
-            if cell != twin and not isclose(_number(cell), _number(twin), rel_tol=1e-6, abs_tol=1e-12):
+            if cell != twin and not isclose(
+                _number(cell), _number(twin), rel_tol=1e-6, abs_tol=1e-12
+            ):
                 return False
     return True
 
@@ -101,9 +116,19 @@ def _timed(count: int, command: tuple[str, ...], folder: Path) -> tuple[float, A
         start += ["-m", "torch.distributed.run", f"--nproc-per-node={count}", _port()]
     certifies = "certify" in command
     out = ["--out", str(folder)] if certifies else []
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "LIPCERT_CACHE": str(folder) + "-cache"}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "LIPCERT_CACHE": str(folder) + "-cache",
+    }
     began = time.perf_counter()
-    done = subprocess.run([*start, "-m", *command, *out], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*start, "-m", *command, *out],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     seconds = time.perf_counter() - began
     if done.returncode:
         raise RuntimeError(done.stderr)

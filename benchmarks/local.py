@@ -72,13 +72,21 @@ CASES = {
     "784-256×2-10": Case(lambda: _mlp(256, 2, nn.ReLU), "mnist", 2, _MNIST),
     "784-256×4-10": Case(lambda: _mlp(256, 4, nn.ReLU), "mnist", 2, _MNIST),
     "784-200×8-10": Case(lambda: _mlp(200, 8, nn.ReLU), "mnist", 2, _MNIST),
-    "sigmoid 784-200×5-10": Case(lambda: _mlp(200, 5, nn.Sigmoid), "mnist", 6, _MNIST, thorough=False),
+    "sigmoid 784-200×5-10": Case(
+        lambda: _mlp(200, 5, nn.Sigmoid), "mnist", 6, _MNIST, thorough=False
+    ),
     "conv 1×28×28": Case(lambda: _conv(1), "mnist", 1, _MNIST, thorough=False),
     "conv 3×32×32": Case(lambda: _conv(3), "cifar10", 1, _CIFAR, thorough=False),
     "resnet-small": Case(_resnet, "cifar10", 1, _CIFAR, thorough=False),
-    "784-256×4-10, adversarially": Case(lambda: _mlp(256, 4, nn.ReLU), "mnist", 2, _WIDE, attack=1.0),
-    "conv 1×28×28, adversarially": Case(lambda: _conv(1), "mnist", 1, _WIDE, thorough=False, attack=1.0),
-    "conv 3×32×32, adversarially": Case(lambda: _conv(3), "cifar10", 1, _CIFAR, thorough=False, attack=0.25),
+    "784-256×4-10, adversarially": Case(
+        lambda: _mlp(256, 4, nn.ReLU), "mnist", 2, _WIDE, attack=1.0
+    ),
+    "conv 1×28×28, adversarially": Case(
+        lambda: _conv(1), "mnist", 1, _WIDE, thorough=False, attack=1.0
+    ),
+    "conv 3×32×32, adversarially": Case(
+        lambda: _conv(3), "cifar10", 1, _CIFAR, thorough=False, attack=0.25
+    ),
 }
 
 
@@ -104,15 +112,22 @@ def _attacked(model: nn.Module, x: Tensor, y: Tensor, size: float) -> Tensor:
     moved = x
     for _ in range(3):
         moved = moved.detach().requires_grad_()
-        (gradient,) = torch.autograd.grad(nn.functional.cross_entropy(model(moved), y), moved)
-        gradient = gradient / gradient.flatten(1).norm(dim=1).clamp(min=1e-12)[:, None, None, None]
+        (gradient,) = torch.autograd.grad(
+            nn.functional.cross_entropy(model(moved), y), moved
+        )
+        gradient = (
+            gradient
+            / gradient.flatten(1).norm(dim=1).clamp(min=1e-12)[:, None, None, None]
+        )
         step = moved.detach() + 0.5 * size * gradient - x
         length = step.flatten(1).norm(dim=1)[:, None, None, None]
         moved = (x + step * (size / length.clamp(min=1e-12)).clamp(max=1.0)).clamp(0, 1)
     return moved.detach()
 
 
-def _crown(model: nn.Module, x: Tensor, y: Tensor, norm: float) -> dict[str, Callable[[float], Tensor]]:
+def _crown(
+    model: nn.Module, x: Tensor, y: Tensor, norm: float
+) -> dict[str, Callable[[float], Tensor]]:
     """Which inputs auto_LiRPA proves, by method; empty where it is not installed."""
     try:
         from auto_LiRPA import BoundedModule, BoundedTensor, PerturbationLpNorm
@@ -127,9 +142,13 @@ def _crown(model: nn.Module, x: Tensor, y: Tensor, norm: float) -> dict[str, Cal
             label = y[first : first + BATCH]
             others = torch.eye(10)[label][:, None] - torch.eye(10)
             rows = others[torch.arange(10) != label[:, None]].reshape(len(label), 9, 10)
-            ball = BoundedTensor(x[first : first + BATCH], PerturbationLpNorm(norm=norm, eps=epsilon))
+            ball = BoundedTensor(
+                x[first : first + BATCH], PerturbationLpNorm(norm=norm, eps=epsilon)
+            )
             with torch.set_grad_enabled(method != "CROWN"):
-                low, _ = bounded.compute_bounds(x=(ball,), C=rows, method=method, bound_upper=False)
+                low, _ = bounded.compute_bounds(
+                    x=(ball,), C=rows, method=method, bound_upper=False
+                )
             proved.append((low > 0).all(1))
         return torch.cat(proved)
 
@@ -139,10 +158,14 @@ def _crown(model: nn.Module, x: Tensor, y: Tensor, norm: float) -> dict[str, Cal
     }
 
 
-def _ours(model: nn.Module, x: Tensor, y: Tensor, norm: float) -> dict[str, Callable[[float], Tensor]]:
+def _ours(
+    model: nn.Module, x: Tensor, y: Tensor, norm: float
+) -> dict[str, Callable[[float], Tensor]]:
     shape = tuple(x.shape[1:])
     plain = LocalCertifier(model, shape, norm)
-    careful = LocalCertifier(model, shape, norm, effort=Effort(last_steps=20, inner_steps=20))
+    careful = LocalCertifier(
+        model, shape, norm, effort=Effort(last_steps=20, inner_steps=20)
+    )
 
     def prove(certifier: LocalCertifier, epsilon: float) -> Tensor:
         proved = []
@@ -152,18 +175,32 @@ def _ours(model: nn.Module, x: Tensor, y: Tensor, norm: float) -> dict[str, Call
             proved.append(certificates.correct & (certificates.radius >= epsilon))
         return torch.cat(proved)
 
-    return {"local": lambda epsilon: prove(plain, epsilon), "local, searched": lambda epsilon: prove(careful, epsilon)}
+    return {
+        "local": lambda epsilon: prove(plain, epsilon),
+        "local, searched": lambda epsilon: prove(careful, epsilon),
+    }
 
 
-def _global(model: nn.Module, x: Tensor, y: Tensor, norm: float) -> Callable[[float], Tensor]:
+def _global(
+    model: nn.Module, x: Tensor, y: Tensor, norm: float
+) -> Callable[[float], Tensor]:
     certificates = lipcert.certify(model, x, labels=y)
     root = x[0].numel() ** 0.5 if norm == inf else 1.0
-    return lambda epsilon: certificates.correct & (certificates.radius >= epsilon * root)
+    return lambda epsilon: (
+        certificates.correct & (certificates.radius >= epsilon * root)
+    )
 
 
-def compare_local(repeats: int, networks: Sequence[str] = tuple(CASES)) -> tuple[list[dict[str, Any]], Table]:
+def compare_local(
+    repeats: int, networks: Sequence[str] = tuple(CASES)
+) -> tuple[list[dict[str, Any]], Table]:
     """Certified shares and milliseconds per image of every method, network, norm and ε; the same images for all."""
-    table = Table("network", "norm", "ε", title=f"Certified share of {IMAGES} images, ms per image")
+    table = Table(
+        "network",
+        "norm",
+        "ε",
+        title=f"Certified share of {IMAGES} images, ms per image",
+    )
     names = ["global", "local", "local, searched", "CROWN", "α-CROWN", "PGD"]
     for name in names:
         table.add_column(name)
@@ -173,21 +210,39 @@ def compare_local(repeats: int, networks: Sequence[str] = tuple(CASES)) -> tuple
         model, data = train_ordinarily(case)
         x, y = data.test.pixels(slice(0, IMAGES)), data.test.labels[:IMAGES]
         for norm, epsilons in case.balls.items():
-            methods = {"global": _global(model, x, y, norm), **_ours(model, x, y, norm), **_crown(model, x, y, norm)}
+            methods = {
+                "global": _global(model, x, y, norm),
+                **_ours(model, x, y, norm),
+                **_crown(model, x, y, norm),
+            }
             for epsilon in epsilons:
-                row: dict[str, Any] = {"network": title, "norm": "l∞" if norm == inf else "l2", "epsilon": epsilon}
+                row: dict[str, Any] = {
+                    "network": title,
+                    "norm": "l∞" if norm == inf else "l2",
+                    "epsilon": epsilon,
+                }
                 for name, method in methods.items():
                     if name in SLOW and (epsilon < max(epsilons) or not case.thorough):
                         continue
                     began = time.process_time()
                     share = float(method(epsilon).double().mean())
-                    row[name] = {"share": share, "ms": 1000 * (time.process_time() - began) / IMAGES}
+                    row[name] = {
+                        "share": share,
+                        "ms": 1000 * (time.process_time() - began) / IMAGES,
+                    }
                 if norm == 2:
-                    standing = (model(x).argmax(1) == y) & ~pgd(model, x, y, epsilon, steps=20).success
+                    standing = (model(x).argmax(1) == y) & ~pgd(
+                        model, x, y, epsilon, steps=20
+                    ).success
                     row["PGD"] = {"share": float(standing.double().mean()), "ms": None}
                 figures.append(row)
                 getLogger(__name__).warning("%s", row)
-                table.add_row(title, row["norm"], f"{epsilon:g}", *(_cell(row.get(name)) for name in names))
+                table.add_row(
+                    title,
+                    row["norm"],
+                    f"{epsilon:g}",
+                    *(_cell(row.get(name)) for name in names),
+                )
     return figures, table
 
 

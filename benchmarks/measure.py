@@ -34,7 +34,9 @@ def own_peak() -> float:
     """Peak resident memory of this process in MiB; not that of the process it was started from."""
     status = Path("/proc/self/status")
     if status.exists():
-        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        line = next(
+            line for line in status.read_text().splitlines() if line.startswith("VmHWM")
+        )
         return int(line.split()[1]) / 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 

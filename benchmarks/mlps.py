@@ -23,7 +23,9 @@ def random_mlp(depth: int, seed: int) -> nn.Sequential:
         layer = nn.Linear(n, m)
         weight = torch.randn(m, n, generator=generator, dtype=torch.float64)
         norm = 0.4 + 1.4 * torch.rand((), generator=generator, dtype=torch.float64)
-        layer.weight.data = (weight * norm / torch.linalg.matrix_norm(weight, 2)).float()
+        layer.weight.data = (
+            weight * norm / torch.linalg.matrix_norm(weight, 2)
+        ).float()
         nn.init.zeros_(layer.bias)
         layers += [layer, nn.ReLU()]
     return nn.Sequential(*layers[:-1]).eval()
@@ -40,11 +42,15 @@ def trained_mlp(hidden: Sequence[int], data: Dataset, epochs: int = 2) -> nn.Seq
     for _ in range(epochs):
         for index in torch.randperm(len(data.train)).split(128):
             optimizer.zero_grad()
-            F.cross_entropy(model(data.train.pixels(index)), data.train.labels[index]).backward()
+            F.cross_entropy(
+                model(data.train.pixels(index)), data.train.labels[index]
+            ).backward()
             optimizer.step()
     return model.eval()
 
 
 def weights(model: nn.Module) -> list[Tensor]:
     """The matrices of the dense layers, in float64."""
-    return [m.weight.detach().double() for m in model.modules() if isinstance(m, nn.Linear)]
+    return [
+        m.weight.detach().double() for m in model.modules() if isinstance(m, nn.Linear)
+    ]

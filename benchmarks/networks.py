@@ -14,7 +14,11 @@ def vgg11(classes: int = 10) -> nn.Module:
         if filters == 0:
             layers.append(nn.MaxPool2d(2, 2))
             continue
-        layers += [nn.Conv2d(channels, filters, 3, padding=1), nn.BatchNorm2d(filters), nn.ReLU()]
+        layers += [
+            nn.Conv2d(channels, filters, 3, padding=1),
+            nn.BatchNorm2d(filters),
+            nn.ReLU(),
+        ]
         channels = filters
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels, classes))
 
@@ -26,7 +30,9 @@ def many_classes(classes: int = 1000) -> nn.Module:
     for filters in (32, 64, 64):
         layers += [nn.Conv2d(channels, filters, 3, 2, 1), nn.ReLU()]
         channels = filters
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(4096, 512), nn.ReLU(), nn.Linear(512, classes))
+    return nn.Sequential(
+        *layers, nn.Flatten(), nn.Linear(4096, 512), nn.ReLU(), nn.Linear(512, classes)
+    )
 
 
 def chain(depth: int, width: int = 32) -> nn.Module:
@@ -55,7 +61,10 @@ class Bottleneck(nn.Module):
         )
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or channels != filters:
-            self.shortcut = nn.Sequential(nn.Conv2d(channels, filters, 1, stride, bias=False), nn.BatchNorm2d(filters))
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(channels, filters, 1, stride, bias=False),
+                nn.BatchNorm2d(filters),
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu(self.inner(x) + self.shortcut(x))
@@ -75,4 +84,6 @@ def resnet50(classes: int = 1000) -> nn.Module:
             stride = 2 if stage > 0 and block == 0 else 1
             layers.append(Bottleneck(channels, width, stride))
             channels = 4 * width
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
+    return nn.Sequential(
+        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)
+    )

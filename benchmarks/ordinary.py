@@ -38,10 +38,14 @@ class Case:
 
 
 CASES = {
-    "resnet18": Case(lambda: zoo.build("resnet18"), (3, 32, 32), "killed at 900 s, 12 GiB", 480, 4),
+    "resnet18": Case(
+        lambda: zoo.build("resnet18"), (3, 32, 32), "killed at 900 s, 12 GiB", 480, 4
+    ),
     "VGG-11": Case(networks.vgg11, (3, 32, 32), "unfinished", 180),
     "6C2F": Case(lambda: zoo.build("6C2F"), (3, 32, 32), "97 s", 40),
-    "8C2F, 200 classes": Case(lambda: zoo.build("8C2F"), (3, 64, 64), "239 s, 6.2 GiB", 120, 3),
+    "8C2F, 200 classes": Case(
+        lambda: zoo.build("8C2F"), (3, 64, 64), "239 s, 6.2 GiB", 120, 3
+    ),
     "1,000 classes": Case(networks.many_classes, (3, 64, 64), "67 s, 4 GiB", 30, 2),
     "chain of 200": Case(lambda: networks.chain(200), (32,), "unfinished", 30),
 }
@@ -58,8 +62,16 @@ def bounded(name: str) -> dict[str, float]:
     model = _built(case.build).eval()
     began, worked = time.perf_counter(), time.process_time()
     made = bound(model, case.shape)
-    figures = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - worked}
-    return {**figures, "gibibytes": own_peak() / 1024, "inflation": made.inflation, "mean": made.mean}
+    figures = {
+        "seconds": time.perf_counter() - began,
+        "cpu_seconds": time.process_time() - worked,
+    }
+    return {
+        **figures,
+        "gibibytes": own_peak() / 1024,
+        "inflation": made.inflation,
+        "mean": made.mean,
+    }
 
 
 def _device() -> torch.device:
@@ -71,7 +83,10 @@ def _second(run: Callable[[], None]) -> dict[str, float]:
     run()
     began, worked = time.perf_counter(), time.process_time()
     run()
-    figures = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - worked}
+    figures = {
+        "seconds": time.perf_counter() - began,
+        "cpu_seconds": time.process_time() - worked,
+    }
     peak = own_peak() / 1024
     if torch.cuda.is_available():
         peak = torch.cuda.max_memory_allocated() / 2**30
@@ -96,7 +111,9 @@ def estimated(name: str) -> dict[str, float]:
     target = TARGETS.get(name, "network")
     # Rows of 1,000 logits are 7 GiB on their way back across four nonlinearities.
     memory = 7 << 30 if name in TARGETS else 2 << 30
-    estimator = Estimator(model, (3, 224, 224), target=target, power_iterations=1, span=4, memory=memory)
+    estimator = Estimator(
+        model, (3, 224, 224), target=target, power_iterations=1, span=4, memory=memory
+    )
     return _second(lambda: estimator().sum().backward())
 
 
@@ -119,7 +136,9 @@ def apart(function: Callable[[str], dict[str, Any]], name: str) -> dict[str, Any
             break
         except queue.Empty:
             if not process.is_alive():
-                raise RuntimeError(f"{name}: the process ended with code {process.exitcode}") from None
+                raise RuntimeError(
+                    f"{name}: the process ended with code {process.exitcode}"
+                ) from None
     process.join()
     if "failed" in figures:
         raise RuntimeError(f"{name}: {figures['failed']}")
@@ -128,23 +147,50 @@ def apart(function: Callable[[str], dict[str, Any]], name: str) -> dict[str, Any
 
 def ordinary(repeats: int) -> tuple[dict[str, Any], Table]:
     """Guaranteed bounds of ordinary networks, and estimates of deep ones, against their limits."""
-    table = Table("what", "before", "seconds", "limit", "CPU s", "GiB", "limit", "inflation")
-    table.title = "Ordinary networks: guaranteed pairwise LipLT, and differentiable estimates"
+    table = Table(
+        "what", "before", "seconds", "limit", "CPU s", "GiB", "limit", "inflation"
+    )
+    table.title = (
+        "Ordinary networks: guaranteed pairwise LipLT, and differentiable estimates"
+    )
     figures: dict[str, Any] = {}
     for name, case in CASES.items():
         figures[name] = found = apart(bounded, name)
         limit = "" if case.gibibytes is None else f"{case.gibibytes:g}"
-        row = [name, case.before, f"{found['seconds']:.1f}", f"{case.seconds:g}", f"{found['cpu_seconds']:.1f}"]
-        table.add_row(*row, f"{found['gibibytes']:.2f}", limit, f"{found['inflation']:.2%}")
+        row = [
+            name,
+            case.before,
+            f"{found['seconds']:.1f}",
+            f"{case.seconds:g}",
+            f"{found['cpu_seconds']:.1f}",
+        ]
+        table.add_row(
+            *row, f"{found['gibibytes']:.2f}", limit, f"{found['inflation']:.2%}"
+        )
     step = figures["ResNet-50, step"] = apart(_trained, "ResNet-50")
-    estimates = {"ResNet-50": ("20 GiB", 4 * step["seconds"], "8"), "chain of 200": ("", 1.0, "")}
+    estimates = {
+        "ResNet-50": ("20 GiB", 4 * step["seconds"], "8"),
+        "chain of 200": ("", 1.0, ""),
+    }
     for name, (before, seconds, limit) in estimates.items():
         figures[f"{name}, estimate"] = found = apart(estimated, name)
-        row = [f"{name}, estimate", before, f"{found['seconds']:.1f}", f"{seconds:.1f}", f"{found['cpu_seconds']:.1f}"]
+        row = [
+            f"{name}, estimate",
+            before,
+            f"{found['seconds']:.1f}",
+            f"{seconds:.1f}",
+            f"{found['cpu_seconds']:.1f}",
+        ]
         table.add_row(*row, f"{found['gibibytes']:.2f}", limit, "")
     for name in TARGETS:
         figures[f"{name}, estimate"] = found = apart(estimated, name)
-        row = [f"{name}, estimate", "", f"{found['seconds']:.1f}", "", f"{found['cpu_seconds']:.1f}"]
+        row = [
+            f"{name}, estimate",
+            "",
+            f"{found['seconds']:.1f}",
+            "",
+            f"{found['cpu_seconds']:.1f}",
+        ]
         table.add_row(*row, f"{found['gibibytes']:.2f}")
     table.caption = f"Estimates: span 4, one iteration. ResNet-50: 3×224×224, against four steps of batch {BATCH}."
     return figures, table

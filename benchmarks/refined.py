@@ -19,11 +19,22 @@ def compare_refined(repeats: int) -> tuple[Figures, Table]:
     rows: list[Figures] = []
     for hidden in HIDDEN:
         model = trained_mlp(hidden, data, epochs=1)
-        bounds = {method: lipcert.bound(model, data.input_shape, method) for method in METHODS}
+        bounds = {
+            method: lipcert.bound(model, data.input_shape, method) for method in METHODS
+        }
         name = "-".join(map(str, (784, *hidden, 10)))
-        winners = {what: won for what, won in bounds["best"].winners.items() if what.startswith("pairwise")}
+        winners = {
+            what: won
+            for what, won in bounds["best"].winners.items()
+            if what.startswith("pairwise")
+        }
         rows.append({"network": name, "winners": winners, "values": {m: b.mean for m, b in bounds.items()},
                      "seconds": {m: b.seconds for m, b in bounds.items()}})  # fmt: skip
-        won = ", ".join(f"{won} {what.removeprefix('pairwise').strip()}".strip() for what, won in winners.items())
-        table.add_row(name, *(f"{b.mean:.4g} ({b.seconds:.0f} s)" for b in bounds.values()), won)
+        won = ", ".join(
+            f"{won} {what.removeprefix('pairwise').strip()}".strip()
+            for what, won in winners.items()
+        )
+        table.add_row(
+            name, *(f"{b.mean:.4g} ({b.seconds:.0f} s)" for b in bounds.values()), won
+        )
     return {"networks": rows}, table

@@ -25,7 +25,9 @@ def collect(run: Path, later: list[Path]) -> dict[str, Any]:
     summary = json.loads((judged / "summary.json").read_text())
     trained = json.loads((run / "summary.json").read_text())
     facts = json.loads((run / "environment.json").read_text())
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    records = [
+        json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()
+    ]
     arguments = facts["command"][1:]
     if "--run-dir" in arguments:  # where it was is nobody's business
         del arguments[(at := arguments.index("--run-dir")) : at + 2]
@@ -49,11 +51,17 @@ def collect(run: Path, later: list[Path]) -> dict[str, Any]:
 def _curve(path: Path) -> list[dict[str, float]]:
     """Guaranteed certified accuracy over ε, from 0 to where it vanishes."""
     with path.open() as file:
-        rows = [(row["label"] == row["prediction"], float(row["radius"])) for row in csv.DictReader(file)]
+        rows = [
+            (row["label"] == row["prediction"], float(row["radius"]))
+            for row in csv.DictReader(file)
+        ]
     radii = sorted(radius for correct, radius in rows if correct)
     step = radii[-1] / _POINTS if radii else 1.0
     return [
-        {"epsilon": k * step, "accuracy": sum(radius >= k * step for radius in radii) / len(rows)}
+        {
+            "epsilon": k * step,
+            "accuracy": sum(radius >= k * step for radius in radii) / len(rows),
+        }
         for k in range(_POINTS + 1)
     ]
 
@@ -61,5 +69,8 @@ def _curve(path: Path) -> list[dict[str, float]]:
 if __name__ == "__main__":
     name, folder, *others = sys.argv[1:]
     target = RESULTS / f"run-{name}.json"
-    target.write_text(json.dumps(collect(Path(folder), [Path(other) for other in others]), indent=1) + "\n")
+    target.write_text(
+        json.dumps(collect(Path(folder), [Path(other) for other in others]), indent=1)
+        + "\n"
+    )
     print(target)

@@ -63,7 +63,9 @@ def compare(repeats: int, models: Sequence[str] = ()) -> tuple[Figures, Renderab
     return {"random": random, "trained": trained, "convolutional": conv}, tables
 
 
-def _measure(row: Figures, methods: Mapping[str, Callable[[], float | Tensor]]) -> Figures:
+def _measure(
+    row: Figures, methods: Mapping[str, Callable[[], float | Tensor]]
+) -> Figures:
     """The row with the value of each method, and the seconds it took."""
     row["seconds"] = {}
     for name, method in methods.items():
@@ -80,7 +82,8 @@ def _random_networks(repeats: int) -> Figures:
         for seed in range(min(count, repeats)):
             model = random_mlp(depth, seed)
             methods: dict[str, Callable[[], float | Tensor]] = {
-                method: partial(_bound, model, (4,), "network", method) for method in ("naive", "liplt", "rescaled")
+                method: partial(_bound, model, (4,), "network", method)
+                for method in ("naive", "liplt", "rescaled")
             }
             methods["eclipse_fast"] = partial(eclipse_fast, weights(model))
             if depth in SDP_DEPTHS:
@@ -89,8 +92,12 @@ def _random_networks(repeats: int) -> Figures:
             networks.append(_measure({"depth": depth, "seed": seed}, methods))
     verdicts = []
     for depth, limit in LIMITS.items():
-        ratios = [row["rescaled"] / row["liplt"] for row in networks if row["depth"] == depth]
-        verdicts.append(_verdict(f"rescaled/liplt ≤ {limit:.2f} at {depth} layers", ratios, limit))
+        ratios = [
+            row["rescaled"] / row["liplt"] for row in networks if row["depth"] == depth
+        ]
+        verdicts.append(
+            _verdict(f"rescaled/liplt ≤ {limit:.2f} at {depth} layers", ratios, limit)
+        )
     ratios = [row["rescaled"] / row["eclipse_fast"] for row in networks]
     verdicts.append(_verdict("rescaled below ECLipsE-Fast", ratios, 1.0))
     return {"networks": networks, "requirements": verdicts, "eclipse": eclipse}
@@ -108,16 +115,28 @@ def _trained_networks(data: Dataset) -> list[Figures]:
         model = trained_mlp(hidden, data)
         name = "-".join(map(str, (784, *hidden, 10)))
         with torch.no_grad():
-            accuracy = float((model(data.test.pixels()).argmax(1) == data.test.labels).double().mean())
+            accuracy = float(
+                (model(data.test.pixels()).argmax(1) == data.test.labels)
+                .double()
+                .mean()
+            )
         for what in ("network", "pair"):
             methods: dict[str, Callable[[], float | Tensor]] = {
-                method: partial(_bound, model, shape, what, method) for method in ("naive", "liplt", "rescaled")
+                method: partial(_bound, model, shape, what, method)
+                for method in ("naive", "liplt", "rescaled")
             }
             methods["lipsdp"] = partial(_lipsdp, model, shape, what)
             methods["sampled"] = partial(_slope, model, shape, what)
-            row = _measure({"network": name, "constant": what, "accuracy": accuracy}, methods)
-            row["ratio"], row["limit"] = row["rescaled"] / row["lipsdp"], NEAR[what] if hidden in MUST else None
-            row["passed"] = None if row["limit"] is None else row["ratio"] <= row["limit"]
+            row = _measure(
+                {"network": name, "constant": what, "accuracy": accuracy}, methods
+            )
+            row["ratio"], row["limit"] = (
+                row["rescaled"] / row["lipsdp"],
+                NEAR[what] if hidden in MUST else None,
+            )
+            row["passed"] = (
+                None if row["limit"] is None else row["ratio"] <= row["limit"]
+            )
             if hidden == TRAINED[0] and what == "network":
                 row["cvxpy"] = _in_time(model, shape, what)
             rows.append(row)
@@ -139,12 +158,16 @@ def _slope(model: nn.Module, shape: Shape, what: str) -> Tensor:
     return lipcert.estimate_sampled(model, shape, "pairwise")[PAIR]
 
 
-def _lipsdp(model: nn.Module, shape: Shape, what: str, solver: str = "barrier") -> float:
+def _lipsdp(
+    model: nn.Module, shape: Shape, what: str, solver: str = "barrier"
+) -> float:
     """LipSDP-neuron for the network or for the pair of classes."""
     network = lipcert.trace(copy.deepcopy(model).double(), shape)
     if what == "network":
         return float(lipsdp_constants(network, solver=solver))
-    return float(lipsdp_constants(network, "pairwise", pairs=[PAIR], solver=solver)[PAIR])
+    return float(
+        lipsdp_constants(network, "pairwise", pairs=[PAIR], solver=solver)[PAIR]
+    )
 
 
 def _in_time(model: nn.Module, shape: Shape, what: str) -> Figures:
@@ -161,7 +184,11 @@ def _in_time(model: nn.Module, shape: Shape, what: str) -> Figures:
         process.terminate()
         process.join()
     finished = finished and process.exitcode == 0
-    return {"seconds": seconds, "finished": finished, "value": queue.get() if finished else None}
+    return {
+        "seconds": seconds,
+        "finished": finished,
+        "value": queue.get() if finished else None,
+    }
 
 
 def _solve(queue: Any, model: nn.Module, shape: Shape, what: str) -> None:
@@ -174,7 +201,9 @@ def _solve(queue: Any, model: nn.Module, shape: Shape, what: str) -> None:
 def _convolutional(models: Sequence[str]) -> list[Figures]:
     candidates = [(Path(name).name, "given", load_model(name)) for name in models]
     if not candidates:
-        candidates = [(name, "untrained", load_model(name)) for name in ("4C3F", "6C2F")]
+        candidates = [
+            (name, "untrained", load_model(name)) for name in ("4C3F", "6C2F")
+        ]
     rows: list[Figures] = []
     for name, origin, loaded in candidates:
         row: Figures = {"network": name, "weights": origin, "guarantee": "estimate", "fit_steps": CONV_FIT.steps,
@@ -186,7 +215,9 @@ def _convolutional(models: Sequence[str]) -> list[Figures]:
 
 
 def _estimate(model: nn.Module, shape: Shape, method: str) -> float:
-    estimator = lipcert.Estimator(model.requires_grad_(False), shape, method, power_iterations=40)
+    estimator = lipcert.Estimator(
+        model.requires_grad_(False), shape, method, power_iterations=40
+    )
     if method == "rescaled":
         return fit_scales(estimator, CONV_FIT)
     value = estimator()

@@ -27,9 +27,20 @@ def random_tables(random: Figures) -> list[Table]:
         cells = [f"{row[name]:.4g}" if name in row else "" for name in names]
         table.add_row(str(row["depth"]), str(row["seed"]), *cells, f"{row['rescaled'] / row['liplt']:.3f}",
                       f"{row['rescaled'] / row['eclipse_fast']:.3f}", f"{row['seconds']['rescaled']:.1f}")  # fmt: skip
-    checks = Table("requirement, for every network", "worst", "geometric mean", "", title="Random MLPs")
+    checks = Table(
+        "requirement, for every network",
+        "worst",
+        "geometric mean",
+        "",
+        title="Random MLPs",
+    )
     for v in random["requirements"]:
-        checks.add_row(v["requirement"], f"{v['worst']:.3f}", f"{v['geometric_mean']:.3f}", _word(v["passed"]))
+        checks.add_row(
+            v["requirement"],
+            f"{v['worst']:.3f}",
+            f"{v['geometric_mean']:.3f}",
+            _word(v["passed"]),
+        )
     eclipse = random["eclipse"]
     checks.caption = (
         f"ECLipsE-Fast on scaled identities: {eclipse['lowest_ratio_to_exact']:.6f} of the exact constant or more; "
@@ -45,17 +56,34 @@ def trained_tables(rows: Sequence[Figures], pair: tuple[int, int]) -> list[Table
     times = Table("network", "constant", "rescaled s", "barrier s", "ratio", "cvxpy s", "ratio", "",
                   title=f"Time of rescaled; required: {TIME_SHARE:.0%} of the SDP solver's")  # fmt: skip
     for row in rows:
-        values = [f"{row[k]:.4g}" for k in ("naive", "liplt", "rescaled", "lipsdp", "sampled")]
-        limit = ["", ""] if row["limit"] is None else [f"{row['limit']:.2f}", _word(row["passed"])]
-        table.add_row(row["network"], row["constant"], *values, f"{row['ratio']:.3f}", *limit)
+        values = [
+            f"{row[k]:.4g}" for k in ("naive", "liplt", "rescaled", "lipsdp", "sampled")
+        ]
+        limit = (
+            ["", ""]
+            if row["limit"] is None
+            else [f"{row['limit']:.2f}", _word(row["passed"])]
+        )
+        table.add_row(
+            row["network"], row["constant"], *values, f"{row['ratio']:.3f}", *limit
+        )
         own, barrier = row["seconds"]["rescaled"], row["seconds"]["lipsdp"]
         other = ["", "", ""]
         if cvxpy := row.get("cvxpy"):
             share, open_end = own / cvxpy["seconds"], not cvxpy["finished"]
-            known = not open_end or share <= TIME_SHARE  # an interrupted solver proves a pass, but no failure
+            known = (
+                not open_end or share <= TIME_SHARE
+            )  # an interrupted solver proves a pass, but no failure
             other = [f"{'> ' if open_end else ''}{cvxpy['seconds']:.0f}", f"{'< ' if open_end else ''}{share:.3f}",
                      _word(share <= TIME_SHARE) if known else "unknown"]  # fmt: skip
-        times.add_row(row["network"], row["constant"], f"{own:.1f}", f"{barrier:.1f}", f"{own / barrier:.3f}", *other)
+        times.add_row(
+            row["network"],
+            row["constant"],
+            f"{own:.1f}",
+            f"{barrier:.1f}",
+            f"{own / barrier:.3f}",
+            *other,
+        )
     return [table, times]
 
 
@@ -85,8 +113,16 @@ def draw(networks: Sequence[Figures], path: Path) -> None:
             if method in row and row[method] > 0:
                 points.setdefault(row["depth"], []).append(row[method] / row["naive"])
         depths, ratios = list(points), list(points.values())
-        axes.plot(depths, list(map(geometric_mean, ratios)), line, color=colour, label=label)
-        axes.fill_between(depths, list(map(min, ratios)), list(map(max, ratios)), color=colour, alpha=0.15)
+        axes.plot(
+            depths, list(map(geometric_mean, ratios)), line, color=colour, label=label
+        )
+        axes.fill_between(
+            depths,
+            list(map(min, ratios)),
+            list(map(max, ratios)),
+            color=colour,
+            alpha=0.15,
+        )
     axes.set(xscale="log", yscale="log", xlabel="layers", ylabel="ratio to the naive bound",
              title=f"Random MLPs, width {WIDTH}")  # fmt: skip
     lowest = min(row["rescaled"] / row["naive"] for row in networks)

@@ -34,7 +34,9 @@ html_css_files = ["tables.css"]
 _FIELDS = re.compile(r"[a-z_0-9]+(, [a-z_0-9]+)*: \S")
 
 
-def _plain(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+def _plain(
+    app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]
+) -> None:
     """Docstrings are plain text: `code` in backticks, |x| and * mean nothing else, every field has its own line."""
     plain: list[str] = []
     for line in lines:
@@ -42,7 +44,12 @@ def _plain(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[s
             plain.append("")
         parts = re.split(r"(?<![:`])(`[^`]+`)(?!`)", line)
         plain.append(
-            "".join(_code(part) if part.startswith("`") else re.sub(r"([|*])", r"\\\1", part) for part in parts)
+            "".join(
+                _code(part)
+                if part.startswith("`")
+                else re.sub(r"([|*])", r"\\\1", part)
+                for part in parts
+            )
         )
     lines[:] = plain
 

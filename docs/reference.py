@@ -28,7 +28,9 @@ def command_line() -> str:
     """Every command with its options."""
     command = typer.main.get_command(app)
     context = typer.Context(command, info_name="lipcert", obj={})
-    return get_docs_for_click(obj=command, ctx=context, name="lipcert", title="The command line")
+    return get_docs_for_click(
+        obj=command, ctx=context, name="lipcert", title="The command line"
+    )
 
 
 def preset_page() -> str:
@@ -47,11 +49,28 @@ def preset_page() -> str:
         )
     for name, config in configs.items():
         text = (files("lipcert") / "presets" / f"{name}.toml").read_text("utf-8")
-        lines += ["", f"## {name}", "", config.note, "", "```toml", text.split("\n", 1)[1].strip(), "```"]
-    lines += ["", "## Networks of the zoo", "", "| name | input | classes | parameters |", "|---|---|---:|---:|"]
+        lines += [
+            "",
+            f"## {name}",
+            "",
+            config.note,
+            "",
+            "```toml",
+            text.split("\n", 1)[1].strip(),
+            "```",
+        ]
+    lines += [
+        "",
+        "## Networks of the zoo",
+        "",
+        "| name | input | classes | parameters |",
+        "|---|---|---:|---:|",
+    ]
     for name in zoo.names():
         architecture = zoo.ZOO[name]
-        count = sum(parameter.numel() for parameter in zoo.build(name, seed=0).parameters())
+        count = sum(
+            parameter.numel() for parameter in zoo.build(name, seed=0).parameters()
+        )
         shape = " × ".join(map(str, architecture.input_shape))
         lines.append(f"| `{name}` | {shape} | {architecture.classes} | {count:,} |")
     return "\n".join(lines) + "\n"
@@ -62,19 +81,43 @@ def api() -> str:
     kinds: dict[str, list[str]] = {"Functions": [], "Classes": [], "Modules": []}
     for name in lipcert.__all__:
         thing = getattr(lipcert, name)
-        kind = "Modules" if inspect.ismodule(thing) else "Classes" if inspect.isclass(thing) else "Functions"
+        kind = (
+            "Modules"
+            if inspect.ismodule(thing)
+            else "Classes"
+            if inspect.isclass(thing)
+            else "Functions"
+        )
         kinds[kind].append(name)
-    lines = ["The Python API", "==============", "", "Everything here is in the module ``lipcert``.", ""]
+    lines = [
+        "The Python API",
+        "==============",
+        "",
+        "Everything here is in the module ``lipcert``.",
+        "",
+    ]
     for kind, names in kinds.items():
         lines += [kind, "-" * len(kind), ""]
         for name in names:
             path = f"lipcert.{name}"
             if kind == "Modules":
-                lines += [path, "^" * len(path), "", f".. automodule:: {path}", "   :members:", ""]
+                lines += [
+                    path,
+                    "^" * len(path),
+                    "",
+                    f".. automodule:: {path}",
+                    "   :members:",
+                    "",
+                ]
                 if hasattr(getattr(lipcert, name), "__path__"):
                     lines.insert(-1, "   :imported-members:")
             elif kind == "Classes":
-                lines += [f".. autoclass:: {path}", "   :members:", *_not_inherited(name), ""]
+                lines += [
+                    f".. autoclass:: {path}",
+                    "   :members:",
+                    *_not_inherited(name),
+                    "",
+                ]
             else:
                 lines += [f".. autofunction:: {path}", ""]
     return "\n".join(lines)
@@ -82,4 +125,8 @@ def api() -> str:
 
 def _not_inherited(name: str) -> list[str]:
     """Pydantic's own attributes are not part of a configuration."""
-    return ["   :exclude-members: model_config, model_post_init"] if name == "TrainConfig" else []
+    return (
+        ["   :exclude-members: model_config, model_post_init"]
+        if name == "TrainConfig"
+        else []
+    )

@@ -17,9 +17,15 @@ from lipcert.losses import LOSSES
 from lipcert.network.rules.registry import MODULE_RULES, RULES
 
 settings.register_profile(
-    "fast", deadline=None, max_examples=12, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    "fast",
+    deadline=None,
+    max_examples=12,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
 )
-settings.register_profile("full", parent=settings.get_profile("fast"), max_examples=500, derandomize=False)
+settings.register_profile(
+    "full", parent=settings.get_profile("fast"), max_examples=500, derandomize=False
+)
 settings.load_profile("full" if os.environ.get("LIPCERT_FULL") == "1" else "fast")
 
 torch.set_num_threads(1)
@@ -42,7 +48,11 @@ def _own_registries() -> Iterator[None]:
 
 
 NEEDS = {
-    "data": ("real-data tests", "set LIPCERT_DATA_DIR", lambda: bool(os.environ.get("LIPCERT_DATA_DIR"))),
+    "data": (
+        "real-data tests",
+        "set LIPCERT_DATA_DIR",
+        lambda: bool(os.environ.get("LIPCERT_DATA_DIR")),
+    ),
     "browser": (
         "browser tests",
         "install chromium and chromium-driver",
@@ -53,7 +63,9 @@ NEEDS = {
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of real data sets need a folder that holds them, tests of pages a browser."""
-    missing = {mark: remedy for mark, (_, remedy, there) in NEEDS.items() if not there()}
+    missing = {
+        mark: remedy for mark, (_, remedy, there) in NEEDS.items() if not there()
+    }
     for item in items:
         for mark, remedy in missing.items():
             if item.get_closest_marker(mark):
@@ -63,7 +75,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say which of these tests did not run."""
     for mark, (what, remedy, _) in NEEDS.items():
-        skipped = [report.nodeid for report in terminalreporter.stats.get("skipped", []) if mark in report.keywords]
+        skipped = [
+            report.nodeid
+            for report in terminalreporter.stats.get("skipped", [])
+            if mark in report.keywords
+        ]
         if skipped:
             terminalreporter.section(f"{what} that did not run ({remedy})")
             for name in sorted(set(skipped)):
@@ -87,8 +103,12 @@ def browser() -> Iterator[Any]:
     profile = tempfile.mkdtemp()
     for flag in (*FLAGS, f"--user-data-dir={profile}"):
         options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+    options.set_capability(
+        "goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"}
+    )
+    driver = webdriver.Chrome(
+        options=options, service=Service(shutil.which("chromedriver"))
+    )
     driver.get("about:blank")  # what the first tab loads by itself is over
     yield driver
     driver.quit()

@@ -27,10 +27,16 @@ seeds = st.integers(0, 10_000)
 @st.composite
 def chains(draw: st.DrawFn) -> Drawn:
     """Dense layers with one kind of activation between them."""
-    inputs, width, depth = draw(st.integers(1, 6)), draw(st.integers(1, 6)), draw(st.integers(0, 3))
+    inputs, width, depth = (
+        draw(st.integers(1, 6)),
+        draw(st.integers(1, 6)),
+        draw(st.integers(0, 3)),
+    )
     activation = _ACTIVATIONS[draw(activations)]
     widths = [inputs, *[width] * depth, draw(st.integers(2, 4))]
-    return dense_chain(*widths, activation=lambda: activation(width), seed=draw(seeds)), (inputs,)
+    return dense_chain(
+        *widths, activation=lambda: activation(width), seed=draw(seeds)
+    ), (inputs,)
 
 
 @st.composite
@@ -40,9 +46,14 @@ def residuals(draw: st.DrawFn) -> Drawn:
     if draw(st.booleans()):
         width, hidden = draw(st.integers(2, 5)), draw(st.integers(1, 6))
         activation = _ACTIVATIONS[draw(activations)]
-        return gaussian(PaperResidual([width, width, 4], hidden, 3, lambda: activation(hidden)), seed), (width,)
+        return gaussian(
+            PaperResidual([width, width, 4], hidden, 3, lambda: activation(hidden)),
+            seed,
+        ), (width,)
     side = draw(st.integers(2, 4))
-    return gaussian(residual([2, 3], [1, draw(st.integers(0, 1))], (1, side, side), 3), seed), (1, side, side)
+    return gaussian(
+        residual([2, 3], [1, draw(st.integers(0, 1))], (1, side, side), 3), seed
+    ), (1, side, side)
 
 
 @st.composite
@@ -63,7 +74,9 @@ def convolutions(draw: st.DrawFn) -> Drawn:
                 dilation=draw(st.integers(1, 2)),
                 groups=groups,
                 bias=draw(st.booleans()),
-                padding_mode=draw(st.sampled_from(["zeros", "zeros", "circular", "reflect"])),
+                padding_mode=draw(
+                    st.sampled_from(["zeros", "zeros", "circular", "reflect"])
+                ),
             )
         )
         if draw(st.booleans()):
@@ -85,7 +98,13 @@ def convolutions(draw: st.DrawFn) -> Drawn:
 def dags(draw: st.DrawFn) -> Drawn:
     """Any directed acyclic graph of dense layers, concatenations, sums and activations."""
     kinds = st.sampled_from(["linear", "cat", "add", "relu", "gelu", "tanh", "leaky"])
-    plan = draw(st.lists(st.tuples(kinds, st.integers(0, 9), st.integers(0, 9)), min_size=2, max_size=7))
+    plan = draw(
+        st.lists(
+            st.tuples(kinds, st.integers(0, 9), st.integers(0, 9)),
+            min_size=2,
+            max_size=7,
+        )
+    )
     return gaussian(RandomDag(3, 3, plan), draw(seeds)), (3,)
 
 

@@ -26,7 +26,9 @@ def examples(factor: float) -> settings:
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(
+        *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
 
 
 def eye(shape: tuple[int, ...]) -> Tensor:
@@ -34,23 +36,37 @@ def eye(shape: tuple[int, ...]) -> Tensor:
     return torch.eye(n, dtype=torch.float64).reshape(n, *shape)
 
 
-def jacobian(model: nn.Module, shape: tuple[int, ...], create_graph: bool = False) -> Tensor:
+def jacobian(
+    model: nn.Module, shape: tuple[int, ...], create_graph: bool = False
+) -> Tensor:
     """The Jacobian of a model at a random input, (outputs, inputs)."""
     return jacobian_at(model, randn(*shape, seed=3), create_graph)
 
 
 def jacobian_at(model: nn.Module, x: Tensor, create_graph: bool = False) -> Tensor:
     """The Jacobian of a model at an input, (outputs, inputs)."""
-    full = torch.autograd.functional.jacobian(lambda t: model(t[None])[0], x, create_graph=create_graph)
+    full = torch.autograd.functional.jacobian(
+        lambda t: model(t[None])[0], x, create_graph=create_graph
+    )
     return full.reshape(-1, x.numel())
 
 
 def jacobians(model: nn.Module, shape: tuple[int, ...], count: int) -> Tensor:
     """Jacobians at random points of several scales, (count, outputs, inputs)."""
-    return torch.stack([jacobian_at(model, randn(*shape, seed=k) * 10.0 ** (k % 3 - 1)) for k in range(count)])
+    return torch.stack(
+        [
+            jacobian_at(model, randn(*shape, seed=k) * 10.0 ** (k % 3 - 1))
+            for k in range(count)
+        ]
+    )
 
 
-def check_jacobians(model: nn.Module, shape: tuple[int, ...], constants: Mapping[str, Tensor], count: int = 8) -> None:
+def check_jacobians(
+    model: nn.Module,
+    shape: tuple[int, ...],
+    constants: Mapping[str, Tensor],
+    count: int = 8,
+) -> None:
     """No Jacobian at random points is steeper than the constants, by target."""
     local = jacobians(model, shape, count)
     pairs = (local[:, :, None] - local[:, None]).norm(dim=3)
@@ -60,23 +76,34 @@ def check_jacobians(model: nn.Module, shape: tuple[int, ...], constants: Mapping
         assert (steepness[target] <= constant).all(), target
 
 
-def check_between(model: nn.Module, shape: tuple[int, ...], method: str, **options: object) -> None:
+def check_between(
+    model: nn.Module, shape: tuple[int, ...], method: str, **options: object
+) -> None:
     """A method's constants of all targets lie between Jacobians at random points and LipLT."""
-    bounds, plain = (bound_targets(model, shape, name, list(TARGETS), **options) for name in (method, "liplt"))
+    bounds, plain = (
+        bound_targets(model, shape, name, list(TARGETS), **options)
+        for name in (method, "liplt")
+    )
     for target, bound in bounds.items():
         assert bound.method == method
         assert (bound.value <= plain[target].value).all(), target
-    check_jacobians(model, shape, {target: bound.value for target, bound in bounds.items()})
+    check_jacobians(
+        model, shape, {target: bound.value for target, bound in bounds.items()}
+    )
 
 
 def operations(network: lipcert.Network) -> list[LinearOp]:
     return [edge.op for node in network.nodes for edge in node.edges]
 
 
-def transformed(model: nn.Module, shape: tuple[int, ...], naive: bool = False) -> lipcert.Network:
+def transformed(
+    model: nn.Module, shape: tuple[int, ...], naive: bool = False
+) -> lipcert.Network:
     """The network of a model with 1-Lipschitz nonlinearities, by LipLT's lines or without paths around them."""
     network = lipcert.trace(model, shape)
-    return loop_transform(network, naive_lines(network) if naive else liplt_lines(network))
+    return loop_transform(
+        network, naive_lines(network) if naive else liplt_lines(network)
+    )
 
 
 def check_linear(model: nn.Module, shape: tuple[int, ...]) -> lipcert.Network:
@@ -98,14 +125,25 @@ def check_linear(model: nn.Module, shape: tuple[int, ...]) -> lipcert.Network:
     probe = randn(*expected.shape, seed=4)
     if list(model.parameters()):
         reference = _gradients(expected, probe, model)
-        torch.testing.assert_close(_gradients(pushed, probe, model), reference, rtol=1e-9, atol=1e-9)
-        torch.testing.assert_close(_gradients(pulled, probe, model), reference, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(
+            _gradients(pushed, probe, model), reference, rtol=1e-9, atol=1e-9
+        )
+        torch.testing.assert_close(
+            _gradients(pulled, probe, model), reference, rtol=1e-9, atol=1e-9
+        )
     return network
 
 
 def _gradients(matrix: Tensor, probe: Tensor, model: nn.Module) -> list[Tensor]:
     parameters = list(model.parameters())
-    return list(torch.autograd.grad((matrix * probe).sum(), parameters, retain_graph=True, materialize_grads=True))
+    return list(
+        torch.autograd.grad(
+            (matrix * probe).sum(),
+            parameters,
+            retain_graph=True,
+            materialize_grads=True,
+        )
+    )
 
 
 def check_operation(op: LinearOp) -> None:
@@ -119,10 +157,16 @@ def check_operation(op: LinearOp) -> None:
         left, right = (image * v).flatten(1).sum(1), (u * preimage).flatten(1).sum(1)
         torch.testing.assert_close(left, right, rtol=1e-10, atol=1e-10)
         assert tuple(matrix.shape) == (prod(op.out_shape), prod(op.in_shape))
-        torch.testing.assert_close(image.reshape(2, -1), u.reshape(2, -1) @ matrix.T, rtol=1e-10, atol=1e-10)
-        torch.testing.assert_close(preimage.reshape(2, -1), v.reshape(2, -1) @ matrix, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(
+            image.reshape(2, -1), u.reshape(2, -1) @ matrix.T, rtol=1e-10, atol=1e-10
+        )
+        torch.testing.assert_close(
+            preimage.reshape(2, -1), v.reshape(2, -1) @ matrix, rtol=1e-10, atol=1e-10
+        )
         magnitude = op.magnitude(u.abs()).reshape(2, -1)
-        torch.testing.assert_close(magnitude, u.abs().reshape(2, -1) @ matrix.abs().T, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(
+            magnitude, u.abs().reshape(2, -1) @ matrix.abs().T, rtol=1e-10, atol=1e-10
+        )
         assert op.terms >= 0 or isinstance(op, Function)  # unknown only for functions
 
 
@@ -136,20 +180,34 @@ def slopes_of(activation: nn.Module) -> tuple[float, float] | None:
     if isinstance(activation, nn.MaxPool2d):  # only with windows that do not overlap
         assert activation.kernel_size == activation.stride
         return -1.0, 1.0
-    table = {nn.ReLU: (0.0, 1.0), nn.Tanh: (0.0, 1.0), nn.Sigmoid: (0.0, 0.25), nn.GELU: GELU_SLOPES}
+    table = {
+        nn.ReLU: (0.0, 1.0),
+        nn.Tanh: (0.0, 1.0),
+        nn.Sigmoid: (0.0, 0.25),
+        nn.GELU: GELU_SLOPES,
+    }
     return table.get(type(activation))
 
 
 class _Cut(nn.Module):
     """Stands for an activation: multiplies by the centre and adds a zero to differentiate with respect to."""
 
-    def __init__(self, activation: nn.Module, naive: bool, tape: list[tuple[Tensor, Tensor, float]]) -> None:
+    def __init__(
+        self,
+        activation: nn.Module,
+        naive: bool,
+        tape: list[tuple[Tensor, Tensor, float]],
+    ) -> None:
         super().__init__()
         self.activation, self.naive, self.tape = activation, naive, tape
 
     def forward(self, x: Tensor) -> Tensor:
         alpha, beta = slopes_of(self.activation)
-        centre, radius = (0.0, max(-alpha, beta)) if self.naive else ((alpha + beta) / 2, (beta - alpha) / 2)
+        centre, radius = (
+            (0.0, max(-alpha, beta))
+            if self.naive
+            else ((alpha + beta) / 2, (beta - alpha) / 2)
+        )
         injection = torch.zeros_like(self.activation(x)).requires_grad_()
         self.tape.append((x, injection, radius))
         return injection if centre == 0 else centre * x + injection
@@ -175,19 +233,26 @@ class DenseMaps:
         """m_0..m_n: thm:multiLayerLipschitz, term by term."""
         m = [1.0]
         for j in range(1, self.last):
-            m.append(sum(self.radii[i] * _norm(self.maps[j, i]) * m[i] for i in range(j)))
+            m.append(
+                sum(self.radii[i] * _norm(self.maps[j, i]) * m[i] for i in range(j))
+            )
         return m
 
     def combine(self, weigh: Callable[[Tensor], Tensor], m: list[float]) -> Tensor:
         """Σ_i s_i·weigh(B_{n+1,i})·m_i."""
-        return sum(self.radii[i] * weigh(self.maps[self.last, i]) * m[i] for i in range(self.last))
+        return sum(
+            self.radii[i] * weigh(self.maps[self.last, i]) * m[i]
+            for i in range(self.last)
+        )
 
 
 def _norm(matrix: Tensor) -> float:
     return torch.linalg.matrix_norm(matrix, ord=2).item()
 
 
-def dense_maps(model: nn.Module, shape: tuple[int, ...], naive: bool = False) -> DenseMaps:
+def dense_maps(
+    model: nn.Module, shape: tuple[int, ...], naive: bool = False
+) -> DenseMaps:
     """All B_ji of a model whose activations are modules, by cutting it open at each activation and differentiating."""
     tape: list[tuple[Tensor, Tensor, float]] = []
 
@@ -202,13 +267,21 @@ def dense_maps(model: nn.Module, shape: tuple[int, ...], naive: bool = False) ->
     x = torch.zeros(1, *shape, dtype=torch.float64, requires_grad=True)
     output = linearised(x)
     ends, starts = [t for t, _, _ in tape] + [output], [x] + [e for _, e, _ in tape]
-    maps, needed = {}, {len(ends)}  # what the output does not depend on is no part of the network
+    maps, needed = (
+        {},
+        {len(ends)},
+    )  # what the output does not depend on is no part of the network
     for j, end in reversed(list(enumerate(ends, start=1))):
         if j not in needed:
             continue
         seeds = eye(tuple(end.shape))
         gradients = torch.autograd.grad(
-            end, starts[:j], seeds, is_grads_batched=True, retain_graph=True, allow_unused=True
+            end,
+            starts[:j],
+            seeds,
+            is_grads_batched=True,
+            retain_graph=True,
+            allow_unused=True,
         )
         for i, gradient in enumerate(gradients):
             matrix = seeds.new_zeros(end.numel(), starts[i].numel())
@@ -216,10 +289,19 @@ def dense_maps(model: nn.Module, shape: tuple[int, ...], naive: bool = False) ->
             needed |= set() if gradient is None else {i}
     number = {old: new for new, old in enumerate(sorted(needed | {0}))}
     kept = {(number[j], number[i]): maps[j, i] for j, i in sorted(maps) if i in number}
-    return DenseMaps(kept, [1.0] + [radius for i, (_, _, radius) in enumerate(tape, start=1) if i in needed])
+    return DenseMaps(
+        kept,
+        [1.0]
+        + [radius for i, (_, _, radius) in enumerate(tape, start=1) if i in needed],
+    )
 
 
-def reference(model: nn.Module, shape: tuple[int, ...], method: str = "liplt", target: str = "network") -> Tensor:
+def reference(
+    model: nn.Module,
+    shape: tuple[int, ...],
+    method: str = "liplt",
+    target: str = "network",
+) -> Tensor:
     """The estimate that lipcert.Estimator converges to, from dense matrices, pair by pair."""
     dense = dense_maps(model, shape, naive=method == "naive")
     m = dense.prefix()
@@ -229,10 +311,14 @@ def reference(model: nn.Module, shape: tuple[int, ...], method: str = "liplt", t
         return dense.combine(lambda b: torch.linalg.matrix_norm(b, ord=2), m)
     if target == "per-class":
         return dense.combine(lambda b: torch.linalg.vector_norm(b, dim=1), m)
-    return dense.combine(lambda b: torch.linalg.vector_norm(b[:, None] - b[None, :], dim=2), m)
+    return dense.combine(
+        lambda b: torch.linalg.vector_norm(b[:, None] - b[None, :], dim=2), m
+    )
 
 
-def converged(model: nn.Module, shape: tuple[int, ...], **options: object) -> lipcert.Estimator:
+def converged(
+    model: nn.Module, shape: tuple[int, ...], **options: object
+) -> lipcert.Estimator:
     """An estimator whose value has stopped changing."""
     estimator = lipcert.Estimator(model, shape, power_iterations=100, **options)
     with torch.no_grad():

@@ -36,7 +36,9 @@ class Program(nn.Module):
         super().__init__()
         torch.manual_seed(seed)
         self.steps = steps
-        self.layers = nn.ModuleList([_LAYERS.get(step.kind, nn.Identity)() for step in steps])
+        self.layers = nn.ModuleList(
+            [_LAYERS.get(step.kind, nn.Identity)() for step in steps]
+        )
         self.shared = nn.Linear(WIDTH, WIDTH)
         self.register_buffer("mask", torch.rand(WIDTH) < 0.5)
         self.register_buffer("order", torch.randperm(WIDTH))
@@ -47,7 +49,9 @@ class Program(nn.Module):
         for layer, step in zip(self.layers, steps, strict=True):
             if step.kind == "hooked":
                 layer.register_forward_hook(lambda module, inputs, output: 0.5 * output)
-                layer.register_forward_pre_hook(lambda module, inputs: (inputs[0].flip(1),))
+                layer.register_forward_pre_hook(
+                    lambda module, inputs: (inputs[0].flip(1),)
+                )
             if isinstance(layer, nn.BatchNorm1d):
                 layer.running_var.uniform_(0.5, 2.0)
                 layer.running_mean.normal_()
@@ -83,7 +87,11 @@ def _through_a_view(m: Program, layer: nn.Module, a: Tensor, b: Tensor) -> Tenso
 
 def _image(m: Program, layer: nn.Module, a: Tensor, b: Tensor) -> Tensor:
     image = layer(a.view(a.size(0), 2, 2, 2))
-    return torch.flatten(F.avg_pool2d(image, 2, 1, padding=1)[:, :, :2, :2] - image.amax((2, 3), keepdim=True), 1)
+    return torch.flatten(
+        F.avg_pool2d(image, 2, 1, padding=1)[:, :, :2, :2]
+        - image.amax((2, 3), keepdim=True),
+        1,
+    )
 
 
 def _rearranged(m: Program, layer: nn.Module, a: Tensor, b: Tensor) -> Tensor:
@@ -94,7 +102,9 @@ def _rearranged(m: Program, layer: nn.Module, a: Tensor, b: Tensor) -> Tensor:
 
 _LAYERS: dict[str, Callable[[], nn.Module]] = {
     "linear": lambda: nn.Linear(WIDTH, WIDTH),
-    "in-place relu": lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True)),
+    "in-place relu": lambda: nn.Sequential(
+        nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True)
+    ),
     "hooked": lambda: nn.Linear(WIDTH, WIDTH),
     "weight norm": lambda: parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH)),
     "spectral norm": lambda: parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH)),
@@ -111,8 +121,12 @@ _LAYERS: dict[str, Callable[[], nn.Module]] = {
 }
 _FUNCTIONS: dict[str, Callable[[Program, nn.Module, Tensor, Tensor], Tensor]] = {
     "tied": lambda m, layer, a, b: F.linear(a, m.shared.weight.T, m.shared.bias),
-    "matmul": lambda m, layer, a, b: a @ m.shared.weight - m.mean.expand(a.shape[0], -1).to(a),
-    "computed weight": lambda m, layer, a, b: torch.einsum("bi,oi->bo", a, m.shared.weight * m.factor.sigmoid()),
+    "matmul": lambda m, layer, a, b: (
+        a @ m.shared.weight - m.mean.expand(a.shape[0], -1).to(a)
+    ),
+    "computed weight": lambda m, layer, a, b: torch.einsum(
+        "bi,oi->bo", a, m.shared.weight * m.factor.sigmoid()
+    ),
     "relu": lambda m, layer, a, b: torch.relu(a - m.mean),
     "relu_": lambda m, layer, a, b: (0.7 * a).relu_(),
     "tanh": lambda m, layer, a, b: a.tanh() * m.plain,
@@ -126,10 +140,14 @@ _FUNCTIONS: dict[str, Callable[[Program, nn.Module, Tensor, Tensor], Tensor]] = 
     "minimum": lambda m, layer, a, b: torch.min(a, 0.5 * b),
     "sorted": lambda m, layer, a, b: a.sort(dim=-1, descending=True)[0],
     "top": lambda m, layer, a, b: torch.cat([a.topk(3, 1).values, b[:, 3:]], 1),
-    "masked": lambda m, layer, a, b: torch.where(m.mask, a, b).masked_fill(m.order > 6, -1.0),
+    "masked": lambda m, layer, a, b: torch.where(m.mask, a, b).masked_fill(
+        m.order > 6, -1.0
+    ),
     "permuted": lambda m, layer, a, b: a[:, m.order] + b.index_select(1, m.order),
     "log-sum-exp": lambda m, layer, a, b: b + a.logsumexp(1, keepdim=True),
-    "branches": lambda m, layer, a, b: layer(a).abs() - F.leaky_relu(b, 0.2, inplace=False),
+    "branches": lambda m, layer, a, b: (
+        layer(a).abs() - F.leaky_relu(b, 0.2, inplace=False)
+    ),
     "waves": lambda m, layer, a, b: torch.sin(a) + torch.cos(b).mul(0.5),
 }
 _KINDS = sorted(set(_LAYERS) | set(_FUNCTIONS))

@@ -28,7 +28,11 @@ FORBIDDEN = {
 """What a room may not import although it is further up."""
 INSIDE = {
     "bounds": ["methods", "compute"],  # methods do not know who calls them
-    "network": ["program", "capture", "build"],  # programs do not know how they are captured
+    "network": [
+        "program",
+        "capture",
+        "build",
+    ],  # programs do not know how they are captured
     "runs": ["summary", "evidence", "finishing", "folder"],
 }
 """Inside a room: a later file or folder may import an earlier one, not the other way round."""
@@ -91,22 +95,30 @@ def test_imports_inside_a_room_go_downwards_too(room):
         paths = base.rglob("*.py") if base.is_dir() else [base.with_suffix(".py")]
         for path in paths:
             for module in imports(path.read_text("utf-8")):
-                assert not any(module == other or module.startswith(f"{other}.") for other in above), path
+                assert not any(
+                    module == other or module.startswith(f"{other}.") for other in above
+                ), path
 
 
 def test_no_two_modules_have_the_same_name():
     names = [path.stem for path in FILES if path.name != "__init__.py"]
-    assert len(names) == len(set(names)), sorted({name for name in names if names.count(name) > 1})
+    assert len(names) == len(set(names)), sorted(
+        {name for name in names if names.count(name) > 1}
+    )
 
 
 def test_wrong_imports_would_be_found():
-    assert rooms("def f():\n    from lipcert.models import zoo\n    import lipcert.bounds.targets\n") == {
+    assert rooms(
+        "def f():\n    from lipcert.models import zoo\n    import lipcert.bounds.targets\n"
+    ) == {
         "models",
         "bounds",
     }
     assert rooms("import lipcert\n") == {"lipcert"}
     assert imports("if TYPE_CHECKING:\n    import pandas\n") == set()
-    assert imports("def f():\n    from rich.table import Table\n") == {"rich.table.Table"}
+    assert imports("def f():\n    from rich.table import Table\n") == {
+        "rich.table.Table"
+    }
 
 
 def experiments_imports(text: str) -> list[bool]:
@@ -118,7 +130,9 @@ def experiments_imports(text: str) -> list[bool]:
             inside.update(ast.walk(node))
     places = []
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import | ast.ImportFrom) and "lipcert_experiments" in ast.unparse(node):
+        if isinstance(
+            node, ast.Import | ast.ImportFrom
+        ) and "lipcert_experiments" in ast.unparse(node):
             places.append(node in inside)
     return places
 
@@ -132,10 +146,16 @@ def test_only_its_command_imports_the_experiments_and_only_when_it_runs(path):
 
 def test_an_import_of_the_experiments_would_be_found():
     assert experiments_imports("import lipcert_experiments.plan\n") == [False]
-    assert experiments_imports("if x:\n    from lipcert_experiments import Plan\n") == [False]
-    assert experiments_imports("def f():\n    from lipcert_experiments import Plan\n") == [True]
+    assert experiments_imports("if x:\n    from lipcert_experiments import Plan\n") == [
+        False
+    ]
+    assert experiments_imports(
+        "def f():\n    from lipcert_experiments import Plan\n"
+    ) == [True]
 
 
-@pytest.mark.parametrize("path", [*FILES, *sorted(EXPERIMENTS.rglob("*.py"))], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", [*FILES, *sorted(EXPERIMENTS.rglob("*.py"))], ids=lambda path: path.name
+)
 def test_no_file_refers_to_a_folder_outside_of_the_project(path):
     assert "../" not in path.read_text("utf-8")

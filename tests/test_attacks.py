@@ -27,7 +27,9 @@ def linear_classifier(classes):
     w = model.weight.double()
     logits = x.double() @ w.T + model.bias.double()
     y = logits.argmax(1)
-    distances = (logits.gather(1, y[:, None]) - logits) / (w[y][:, None] - w[None]).norm(dim=2)
+    distances = (logits.gather(1, y[:, None]) - logits) / (
+        w[y][:, None] - w[None]
+    ).norm(dim=2)
     return model, x, y, distances.scatter(1, y[:, None], torch.inf).amin(1)
 
 
@@ -45,7 +47,9 @@ def test_ddn_lands_close_to_the_closed_form_distance_and_never_below(classes, sh
     assert (found.distance >= distance * (1 - 1e-5)).all()
     assert (found.distance <= 1.05 * distance + 1e-3).double().mean() >= share
     assert (model(found.adversarial).argmax(1) != y).all()
-    torch.testing.assert_close(found.distance, (found.adversarial.double() - x.double()).norm(dim=1))
+    torch.testing.assert_close(
+        found.distance, (found.adversarial.double() - x.double()).norm(dim=1)
+    )
 
 
 @pytest.mark.parametrize("k", range(0, 60, 12))
@@ -67,7 +71,9 @@ def test_the_step_of_the_paper_reaches_as_far_as_its_steps_add_up(linear):
     assert near.any()
     found = attacks.pgd(model, x, y, 0.2, step="paper", steps=100, pixels=PIXELS)
     assert found.success[near].all()
-    assert (found.distance[found.success] <= 100 * attacks.PAPER_STEP * (1 + 1e-4)).all()
+    assert (
+        found.distance[found.success] <= 100 * attacks.PAPER_STEP * (1 + 1e-4)
+    ).all()
     assert not found.success[distance > 0.101].any()
 
 
@@ -79,14 +85,29 @@ def test_inputs_that_are_misclassified_are_successes_at_distance_zero(linear):
 
 def test_refusals(linear):
     model, x, y, _ = linear
-    with pytest.raises(OptionError, match=r"step is 'papers', expected one of relative, paper; did you mean 'paper'"):
+    with pytest.raises(
+        OptionError,
+        match=r"step is 'papers', expected one of relative, paper; did you mean 'paper'",
+    ):
         attacks.pgd(model, x, y, 0.5, step="papers")
-    for wrong in ({"epsilon": 0.0}, {"epsilon": 1.0, "steps": 0}, {"epsilon": 1.0, "restarts": 0}):
-        with pytest.raises(OptionError, match="PGD needs epsilon > 0, steps ≥ 1 and restarts ≥ 1"):
+    for wrong in (
+        {"epsilon": 0.0},
+        {"epsilon": 1.0, "steps": 0},
+        {"epsilon": 1.0, "restarts": 0},
+    ):
+        with pytest.raises(
+            OptionError, match="PGD needs epsilon > 0, steps ≥ 1 and restarts ≥ 1"
+        ):
             attacks.pgd(model, x, y, **wrong)
     training = dense_chain(20, 5, 4).float().train()
-    for attack in (lambda: attacks.pgd(training, x, y, 0.5), lambda: attacks.minimum_norm(training, x, y)):
-        with pytest.raises(TrainingModeError, match=r"in training mode; call model.eval\(\) before attacking it"):
+    for attack in (
+        lambda: attacks.pgd(training, x, y, 0.5),
+        lambda: attacks.minimum_norm(training, x, y),
+    ):
+        with pytest.raises(
+            TrainingModeError,
+            match=r"in training mode; call model.eval\(\) before attacking it",
+        ):
             attack()
 
 
@@ -98,15 +119,20 @@ def test_certificates_that_hold_pass(linear, tmp_path):
 
 
 @pytest.mark.parametrize("factor", [1.2, 3.0])
-def test_certificates_that_do_not_hold_are_an_error_with_the_input_saved(linear, tmp_path, factor):
+def test_certificates_that_do_not_hold_are_an_error_with_the_input_saved(
+    linear, tmp_path, factor
+):
     model, x, y, _ = linear
     honest = lipcert.certify(model, x)
     wrong = replace(honest, radius=factor * honest.radius)
     found = attacks.minimum_norm(model, x, y, pixels=PIXELS)
     with pytest.raises(
-        CertificateViolation, match=r"certificate of input (\d+) does not hold: .* inside the radius"
+        CertificateViolation,
+        match=r"certificate of input (\d+) does not hold: .* inside the radius",
     ) as e:
-        attacks.check_certificates(x, wrong, found, tmp_path, torch.arange(100, 100 + len(x)))
+        attacks.check_certificates(
+            x, wrong, found, tmp_path, torch.arange(100, 100 + len(x))
+        )
     k = int(str(e.value).split("input ")[1].split()[0]) - 100
     saved = load_file(tmp_path / "violation.safetensors")
     assert torch.equal(saved["input"], x[k])
@@ -121,7 +147,9 @@ def test_a_bound_that_is_too_small_is_found_out(tmp_path):
     x = randn(40, 20).float()
     bound = lipcert.bound(model, (20,))
     for factor in (1.0, 0.9, 0.3):
-        scaled = replace(bound, tails=factor * bound.tails, between=factor * bound.between)
+        scaled = replace(
+            bound, tails=factor * bound.tails, between=factor * bound.between
+        )
         certificates = lipcert.certify(model, x, scaled)
         found = attacks.minimum_norm(model, x, certificates.prediction, pixels=PIXELS)
         if factor == 1.0:
@@ -133,14 +161,18 @@ def test_a_bound_that_is_too_small_is_found_out(tmp_path):
 
 def train_on_mnist(dataset):
     """A small network with large certified radii, in seconds."""
-    model = nn.Sequential(nn.Flatten(), nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 10))
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 10)
+    )
     estimator = lipcert.Estimator(model, (1, 28, 28), power_iterations=1)
     optimizer = torch.optim.Adam(model.parameters(), 2e-3)
     generator = torch.Generator().manual_seed(0)
     for _ in range(600):
         index = torch.randint(0, len(dataset.train), (128,), generator=generator)
         logits, labels = model(dataset.train.pixels(index)), dataset.train.labels[index]
-        loss = lipcert.losses.crm(logits, labels, estimator(), t=5.0, r0=2.2, weight=10.0).loss
+        loss = lipcert.losses.crm(
+            logits, labels, estimator(), t=5.0, r0=2.2, weight=10.0
+        ).loss
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -152,7 +184,9 @@ def test_cross_check_on_mnist(tmp_path):
     """Certified ≤ attacked ≤ clean accuracy; the same with half the constants is an error."""
     loaded = train_on_mnist(lipcert.data.load("mnist", download=False))
 
-    task = Task(lipcert.data.load("mnist", download=False), [0.5, 1.0], inputs=300, attacked=300)
+    task = Task(
+        lipcert.data.load("mnist", download=False), [0.5, 1.0], inputs=300, attacked=300
+    )
 
     def certify(folder):
         return finish_folder(loaded, task, folder, no_progress)
@@ -162,7 +196,9 @@ def test_cross_check_on_mnist(tmp_path):
     for at in summary.at:
         assert 0 < at.certified <= at.attacked <= summary.clean
     bound = lipcert.bound(loaded.model, loaded.input_shape)
-    replace(bound, tails=0.5 * bound.tails, between=0.5 * bound.between).save(tmp_path / "wrong" / "bound")
+    replace(bound, tails=0.5 * bound.tails, between=0.5 * bound.between).save(
+        tmp_path / "wrong" / "bound"
+    )
     with pytest.raises(CertificateViolation, match="does not hold"):
         certify(tmp_path / "wrong")
     assert (tmp_path / "wrong" / "violation.safetensors").exists()
@@ -184,4 +220,6 @@ def test_attacks_do_not_depend_on_the_scale_of_the_logits(factor):
     found = attacks.pgd(model, x, classes, 0.5, steps=20, restarts=1).success
     assert 0 < int(expected.sum()) < 60
     assert int((found != expected).sum()) <= 2
-    assert float(attacks.minimum_norm(model, x, classes, steps=40).distance.mean()) < 1.05 * float(nearest.mean())
+    assert float(
+        attacks.minimum_norm(model, x, classes, steps=40).distance.mean()
+    ) < 1.05 * float(nearest.mean())

@@ -58,7 +58,9 @@ def test_a_file_that_cannot_be_completed_is_absent_and_named(writer, tmp_path):
 
 def test_folders_that_cannot_be_made(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "200")
-    assert "error: /proc/run: No such file or directory; choose" in fails(monkeypatch, capsys, *TRAIN, "/proc/run")
+    assert "error: /proc/run: No such file or directory; choose" in fails(
+        monkeypatch, capsys, *TRAIN, "/proc/run"
+    )
     with (
         pytest.raises(OSError, match=r"No such file or directory: '/proc/net.onnx'"),
         replace_file(Path("/proc/net.onnx")),
@@ -83,6 +85,14 @@ def test_a_training_on_a_full_disk_can_be_continued(monkeypatch, capsys, tmp_pat
     with files_up_to(5000):
         said = fails(monkeypatch, capsys, *TRAIN, folder)
     assert said.count("\n") == 1
-    assert "checkpoint.safetensors: File too large; choose another place, or make room there" in said
-    assert {file.name for file in folder.iterdir()} <= {"config.toml", "environment.json", "metrics.jsonl", ".lock"}
+    assert (
+        "checkpoint.safetensors: File too large; choose another place, or make room there"
+        in said
+    )
+    assert {file.name for file in folder.iterdir()} <= {
+        "config.toml",
+        "environment.json",
+        "metrics.jsonl",
+        ".lock",
+    }
     assert lipcert.resume(folder).summary.epochs == 1

@@ -33,7 +33,11 @@ from lipcert.training import TrainConfig
 from lipcert_experiments import EXPERIMENTS
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 DRAWN = "start.md"  # the figures of reports are drawn for one page
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 BLOCK = re.compile(r"^```(\w+)(?: +(\S+))?\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
@@ -53,7 +57,10 @@ class Block:
 
 
 def blocks(page: Path) -> list[Block]:
-    return [Block(*(part or "" for part in match)) for match in BLOCK.findall(page.read_text("utf-8"))]
+    return [
+        Block(*(part or "" for part in match))
+        for match in BLOCK.findall(page.read_text("utf-8"))
+    ]
 
 
 def lines_of_commands(text: str) -> Iterator[str]:
@@ -65,8 +72,12 @@ def lines_of_commands(text: str) -> Iterator[str]:
 
 def commands(page: Path) -> list[str]:
     text = page.read_text("utf-8")
-    fenced = "\n".join(match[3] for match in re.finditer(BLOCK, text) if match[1] != "python")
-    indented = "\n".join(line for line in BLOCK.sub("", text).splitlines() if line.startswith("    "))
+    fenced = "\n".join(
+        match[3] for match in re.finditer(BLOCK, text) if match[1] != "python"
+    )
+    indented = "\n".join(
+        line for line in BLOCK.sub("", text).splitlines() if line.startswith("    ")
+    )
     return [*lines_of_commands(fenced), *lines_of_commands(indented)]
 
 
@@ -77,7 +88,9 @@ def mentions(page: Path) -> list[str]:
 
 
 @pages
-def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_run(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     if page.name != DRAWN:
@@ -87,13 +100,17 @@ def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for block in blocks(page):
         if "." in block.note:
             (tmp_path / block.note).write_text(block.text)
-            monkeypatch.delitem(sys.modules, block.note.removesuffix(".py"), raising=False)
+            monkeypatch.delitem(
+                sys.modules, block.note.removesuffix(".py"), raising=False
+            )
         elif block.language == "python":
             exec(compile(block.text, page.name, "exec"), names)
         elif block.note == "run":
             for command in lines_of_commands(block.text):
                 result = CliRunner().invoke(app, shlex.split(command)[1:])
-                assert result.exit_code == 0, f"{command}: {result.output} {result.exception!r}"
+                assert result.exit_code == 0, (
+                    f"{command}: {result.output} {result.exception!r}"
+                )
 
 
 @pages
@@ -102,7 +119,9 @@ def test_commands_parse(page: Path) -> None:
     for command in commands(page):
         check_command(shlex.split(command), complete=True, written=written)
     for command in mentions(page):
-        check_command(shlex.split(command.rstrip("… ")), complete=False, written=written)
+        check_command(
+            shlex.split(command.rstrip("… ")), complete=False, written=written
+        )
 
 
 def check_command(words: list[str], *, complete: bool, written: set[str]) -> None:
@@ -112,13 +131,19 @@ def check_command(words: list[str], *, complete: bool, written: set[str]) -> Non
     if words[0] == "lipcert":
         check_lipcert(words[1:], complete=complete, written=written)
     elif words[0] == "make":
-        assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), f"no target {words[1]}"
+        assert re.search(
+            rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE
+        ), f"no target {words[1]}"
     elif words[:3] == ["python", "-m", "benchmarks"]:
-        assert {word for word in words[3:4] if not word.startswith("-")} <= set(PARTS), f"no benchmark {words[3]}"
+        assert {word for word in words[3:4] if not word.startswith("-")} <= set(
+            PARTS
+        ), f"no benchmark {words[3]}"
     elif words[0] == "python":
         assert (ROOT / words[1]).is_file(), f"there is no {words[1]}"
     elif words[:2] == ["pip", "install"]:
-        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+            "optional-dependencies"
+        ]
         for named in re.findall(r"\[([\w,]+)\]", " ".join(words)):
             assert set(named.split(",")) <= set(extras), f"no extra {named}"
     else:
@@ -131,17 +156,29 @@ def check_lipcert(words: list[str], *, complete: bool, written: set[str]) -> Non
         return
     assert name in COMMANDS, f"there is no command lipcert {name}"
     command = COMMANDS[name]
-    options = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+    options = {option for parameter in command.params for option in parameter.opts} | {
+        "--help"
+    }
     for word in arguments:
-        assert not word.startswith("--") or word in options, f"lipcert {name} has no option {word}"
+        assert not word.startswith("--") or word in options, (
+            f"lipcert {name} has no option {word}"
+        )
     if not complete:
         return
     values = command.make_context(name, list(arguments)).params
-    if name == "train" and values["config"] not in written | {None} and not PLACEHOLDER.match(values["config"]):
+    if (
+        name == "train"
+        and values["config"] not in written | {None}
+        and not PLACEHOLDER.match(values["config"])
+    ):
         TrainConfig.named(values["config"]).with_overrides(values["set_"] or [])
     model = str(values.get("model", ""))
-    is_file = Path(model).suffix in (".safetensors", ".onnx") or "/" in model or ":" in model
-    assert not model or is_file or PLACEHOLDER.match(model) or model in zoo.ZOO, f"there is no network {model}"
+    is_file = (
+        Path(model).suffix in (".safetensors", ".onnx") or "/" in model or ":" in model
+    )
+    assert not model or is_file or PLACEHOLDER.match(model) or model in zoo.ZOO, (
+        f"there is no network {model}"
+    )
 
 
 ROTTEN = {
@@ -177,7 +214,11 @@ def test_commands_are_found_wherever_they_stand(tmp_path: Path) -> None:
         "Text with `lipcert presets` and `make demo`.\n\n    lipcert bound 4C3F   # fast\n\n"
         "```sh\nlipcert train \\\n  digits\n```\n\n```sh run\nlipcert presets\n```\n"
     )
-    assert commands(page) == ["lipcert train digits", "lipcert presets", "lipcert bound 4C3F"]
+    assert commands(page) == [
+        "lipcert train digits",
+        "lipcert presets",
+        "lipcert bound 4C3F",
+    ]
     assert mentions(page) == ["lipcert presets", "make demo"]
     assert [block.note for block in blocks(page)] == ["", "run"]
 

@@ -10,8 +10,16 @@ from torch import nn
 
 import lipcert
 
-WITHOUT = {"NormOptions", "TrainConfig", "resume", "sweep", "train"}  # the pages in docs/ have theirs
-EXPORTED = [name for name in lipcert.__all__ if not inspect.ismodule(getattr(lipcert, name))]
+WITHOUT = {
+    "NormOptions",
+    "TrainConfig",
+    "resume",
+    "sweep",
+    "train",
+}  # the pages in docs/ have theirs
+EXPORTED = [
+    name for name in lipcert.__all__ if not inspect.ismodule(getattr(lipcert, name))
+]
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 

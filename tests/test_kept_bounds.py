@@ -27,7 +27,9 @@ def methods(tmp_path, monkeypatch):
 
 
 def run(*options):
-    return CliRunner().invoke(cli.app, ["bound", "2C2F", "--target", "network", "--json", *options])
+    return CliRunner().invoke(
+        cli.app, ["bound", "2C2F", "--target", "network", "--json", *options]
+    )
 
 
 def test_finished_methods_are_kept_until_the_command_ends(methods, tmp_path):
@@ -44,7 +46,9 @@ def test_finished_methods_are_kept_until_the_command_ends(methods, tmp_path):
     assert computed == ["naive", "liplt"] * 2
 
 
-def test_a_cache_that_cannot_be_written_is_no_failure(methods, tmp_path, monkeypatch, caplog):
+def test_a_cache_that_cannot_be_written_is_no_failure(
+    methods, tmp_path, monkeypatch, caplog
+):
     (tmp_path / "bounds").write_text("a file where a folder should be")
     assert run().exit_code == 0
     assert "finished bounds cannot be kept" in caplog.text

@@ -27,16 +27,29 @@ def test_max_min_is_group_sort_of_two():
 @pytest.mark.parametrize("order", [1.0, 2.0, float("inf")])
 def test_group_sort_does_not_increase_distances(order):
     a, b = torch.randn(2, 500, 8, dtype=torch.float64)
-    moved = torch.linalg.vector_norm(GroupSort(4)(a) - GroupSort(4)(b), ord=order, dim=1)
-    assert (moved <= torch.linalg.vector_norm(a - b, ord=order, dim=1) * (1 + 1e-12)).all()
+    moved = torch.linalg.vector_norm(
+        GroupSort(4)(a) - GroupSort(4)(b), ord=order, dim=1
+    )
+    assert (
+        moved <= torch.linalg.vector_norm(a - b, ord=order, dim=1) * (1 + 1e-12)
+    ).all()
 
 
 def test_networks_with_max_min_are_traced_bounded_and_certified():
-    model = nn.Sequential(nn.Linear(10, 8), MaxMin(), nn.Linear(8, 8), GroupSort(4), nn.Linear(8, 3)).eval()
+    model = nn.Sequential(
+        nn.Linear(10, 8), MaxMin(), nn.Linear(8, 8), GroupSort(4), nn.Linear(8, 3)
+    ).eval()
     network = lipcert.trace(model, (10,))
-    assert [site.slope for site in network.sites[1:-1]] == 2 * [slopes.lipschitz_map(1.0, group=1, monotone=True)]
+    assert [site.slope for site in network.sites[1:-1]] == 2 * [
+        slopes.lipschitz_map(1.0, group=1, monotone=True)
+    ]
     bound = lipcert.bound(model, (10,), target="network")
-    product = torch.stack([torch.linalg.matrix_norm(layer.weight.detach().double(), 2) for layer in model[::2]]).prod()
+    product = torch.stack(
+        [
+            torch.linalg.matrix_norm(layer.weight.detach().double(), 2)
+            for layer in model[::2]
+        ]
+    ).prod()
     assert float(bound.value) == pytest.approx(float(product), rel=1e-6)
     radii = lipcert.certify(model, torch.rand(50, 10)).radius
     assert (radii > 0).any()
@@ -49,7 +62,9 @@ def test_channels_that_do_not_divide_are_refused():
 
 def test_normalisation_inside_the_model_keeps_radii_in_input_units():
     inner = nn.Sequential(nn.Flatten(), nn.Linear(12, 3)).double().eval()
-    model = nn.Sequential(Normalize([0.5, 0.5, 0.5], [0.25, 0.5, 1.0]).double(), inner).eval()
+    model = nn.Sequential(
+        Normalize([0.5, 0.5, 0.5], [0.25, 0.5, 1.0]).double(), inner
+    ).eval()
     weight = inner[1].weight.reshape(3, 3, 4) / model[0].std.reshape(1, 3, 1)
     expected = torch.cdist(weight.reshape(3, -1), weight.reshape(3, -1))
     assert torch.allclose(lipcert.bound(model, (3, 2, 2)).value, expected, rtol=1e-6)

@@ -24,7 +24,10 @@ def checkpoint(tmp_path):
 
 
 def same_weights(a, b):
-    return all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+    return all(
+        torch.equal(x, y)
+        for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True)
+    )
 
 
 def test_checkpoint_by_file_and_by_folder(checkpoint):
@@ -45,15 +48,26 @@ def test_the_bound_beside_a_checkpoint_is_used_again(tmp_path):
     first.save(tmp_path / "bound")
     loaded = load_model(str(tmp_path))
     network = lipcert.trace(loaded.model, (4,))
-    same = stored_bound(loaded.model, network, tmp_path / "a", method="rescaled", earlier=loaded.earlier)
+    same = stored_bound(
+        loaded.model, network, tmp_path / "a", method="rescaled", earlier=loaded.earlier
+    )
     assert same.facts == first.facts
     assert Bound.load(tmp_path / "a").facts == first.facts
     with torch.no_grad():
         loaded.model.get_parameter("1.weight").mul_(1.5)
     fit = FitOptions(steps=0, start=loaded.scales)
-    other = stored_bound(loaded.model, network, tmp_path / "b", method="rescaled", fit=fit, earlier=loaded.earlier)
+    other = stored_bound(
+        loaded.model,
+        network,
+        tmp_path / "b",
+        method="rescaled",
+        fit=fit,
+        earlier=loaded.earlier,
+    )
     assert other.mean > 1.1 * first.mean
-    assert all(torch.allclose(other.scales[name], first.scales[name]) for name in first.scales)
+    assert all(
+        torch.allclose(other.scales[name], first.scales[name]) for name in first.scales
+    )
     (tmp_path / "bound.json").write_text("{")
     assert load_model(str(tmp_path)).earlier is None
 
@@ -82,21 +96,34 @@ def test_factories(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert load_model("nets_for_loading:plain", input_shape=(3,)).input_shape == (3,)
     assert load_model("nets_for_loading:shaped").input_shape == (3,)
-    assert isinstance(load_model("nets_for_loading:ready", input_shape=(3,)).model, nn.Linear)
-    with pytest.raises(ModelError, match=r"input shape of nets_for_loading:plain is not known; give --input-shape"):
+    assert isinstance(
+        load_model("nets_for_loading:ready", input_shape=(3,)).model, nn.Linear
+    )
+    with pytest.raises(
+        ModelError,
+        match=r"input shape of nets_for_loading:plain is not known; give --input-shape",
+    ):
         load_model("nets_for_loading:plain")
-    with pytest.raises(ModelError, match=r"nets_for_loading:number returns int, expected a torch.nn.Module"):
+    with pytest.raises(
+        ModelError,
+        match=r"nets_for_loading:number returns int, expected a torch.nn.Module",
+    ):
         load_model("nets_for_loading:number", input_shape=(3,))
-    with pytest.raises(ModelError, match=r"nets_for_loading:missing cannot be imported"):
+    with pytest.raises(
+        ModelError, match=r"nets_for_loading:missing cannot be imported"
+    ):
         load_model("nets_for_loading:missing")
     with pytest.raises(
-        ModelError, match=r"no_such_module:net cannot be imported .ModuleNotFoundError: No module named"
+        ModelError,
+        match=r"no_such_module:net cannot be imported .ModuleNotFoundError: No module named",
     ):
         load_model("no_such_module:net")
 
 
 def test_factories_are_called_with_seed_0(tmp_path, monkeypatch):
-    (tmp_path / "random_nets.py").write_text("from torch import nn\ndef net(): return nn.Linear(3, 2)\n")
+    (tmp_path / "random_nets.py").write_text(
+        "from torch import nn\ndef net(): return nn.Linear(3, 2)\n"
+    )
     monkeypatch.chdir(tmp_path)
     state = torch.get_rng_state()
     first = load_model("random_nets:net", input_shape=(3,)).model
@@ -106,61 +133,96 @@ def test_factories_are_called_with_seed_0(tmp_path, monkeypatch):
 
 
 def test_factories_that_fail(tmp_path, monkeypatch):
-    (tmp_path / "failing_nets.py").write_text("from torch import nn\ndef net():\n    return nn.Linear(3, 1 // 0)\n")
+    (tmp_path / "failing_nets.py").write_text(
+        "from torch import nn\ndef net():\n    return nn.Linear(3, 1 // 0)\n"
+    )
     (tmp_path / "unfinished_nets.py").write_text("\ndef net(:\n")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ModelError, match=r"net fails .*ZeroDivisionError at .*failing_nets.py:3: integer division"):
+    with pytest.raises(
+        ModelError,
+        match=r"net fails .*ZeroDivisionError at .*failing_nets.py:3: integer division",
+    ):
         load_model("failing_nets:net", input_shape=(3,))
-    with pytest.raises(ModelError, match=r"net cannot be imported .SyntaxError at .*unfinished_nets.py:2: invalid"):
+    with pytest.raises(
+        ModelError,
+        match=r"net cannot be imported .SyntaxError at .*unfinished_nets.py:2: invalid",
+    ):
         load_model("unfinished_nets:net", input_shape=(3,))
     with pytest.raises(
-        ModelError, match=r"Linear fails when it is called without arguments .TypeError: Linear.__init__"
+        ModelError,
+        match=r"Linear fails when it is called without arguments .TypeError: Linear.__init__",
     ):
         load_model("torch.nn:Linear", input_shape=(3,))
 
 
 def test_names_that_are_no_model(tmp_path):
-    with pytest.raises(ModelError, match=r"'4C3FF' is not a model: no .safetensors.*; did you mean '4C3F'\?"):
+    with pytest.raises(
+        ModelError,
+        match=r"'4C3FF' is not a model: no .safetensors.*; did you mean '4C3F'\?",
+    ):
         load_model("4C3FF")
-    with pytest.raises(ModelError, match=r"runs/nope' is not a model: this folder does not exist"):
+    with pytest.raises(
+        ModelError, match=r"runs/nope' is not a model: this folder does not exist"
+    ):
         load_model(str(tmp_path / "runs/nope"))
     with pytest.raises(
-        ModelError, match=r"w.pt holds weights only; give their model as module:factory and --weights w.pt"
+        ModelError,
+        match=r"w.pt holds weights only; give their model as module:factory and --weights w.pt",
     ):
         load_model("w.pt")
 
 
 def test_a_run_that_is_not_finished(tmp_path):
     (tmp_path / "config.toml").touch()
-    with pytest.raises(ModelError, match=r"is not finished; continue it with lipcert train --resume "):
+    with pytest.raises(
+        ModelError, match=r"is not finished; continue it with lipcert train --resume "
+    ):
         load_model(str(tmp_path))
 
 
 def test_shapes_that_do_not_fit_the_model(checkpoint):
     path, _ = checkpoint
     assert load_model(str(path), input_shape=SHAPE).input_shape == SHAPE
-    with pytest.raises(ModelError, match=r"is for inputs of shape \(1, 12, 12\), not \(3, 9, 9\)"):
+    with pytest.raises(
+        ModelError, match=r"is for inputs of shape \(1, 12, 12\), not \(3, 9, 9\)"
+    ):
         load_model(str(path), input_shape=(3, 9, 9))
-    with pytest.raises(ModelError, match=r"4C3F cannot be built for inputs of shape \(28,\)"):
+    with pytest.raises(
+        ModelError, match=r"4C3F cannot be built for inputs of shape \(28,\)"
+    ):
         load_model("4C3F", input_shape=(28,))
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".pth", ".bin", ".ckpt"])
 @pytest.mark.parametrize("key", [None, "state_dict", "model", "model_state_dict"])
-@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "_orig_mod.module.", "model."])
+@pytest.mark.parametrize(
+    "prefix", ["", "module.", "_orig_mod.", "_orig_mod.module.", "model."]
+)
 def test_weights_of_pytorch(tmp_path, suffix, key, prefix):
     model = zoo.build("mlp-64", (4,), 3, seed=5)
     stored = {prefix + name: tensor for name, tensor in model.state_dict().items()}
     if key is not None:
-        stored = {key: stored, "epoch": 3, "optimizer_state_dict": {"state": {}, "param_groups": [{"lr": 0.1}]}}
+        stored = {
+            key: stored,
+            "epoch": 3,
+            "optimizer_state_dict": {"state": {}, "param_groups": [{"lr": 0.1}]},
+        }
     torch.save(stored, tmp_path / f"w{suffix}")
-    assert same_weights(load_model("mlp-64", weights=tmp_path / f"w{suffix}", input_shape=(4,), classes=3).model, model)
+    assert same_weights(
+        load_model(
+            "mlp-64", weights=tmp_path / f"w{suffix}", input_shape=(4,), classes=3
+        ).model,
+        model,
+    )
 
 
 @pytest.mark.parametrize(
     ("stored", "message"),
     [
-        (nn.Linear(3, 2), "holds code, torch.nn.modules.linear.Linear, which is not executed"),
+        (
+            nn.Linear(3, 2),
+            "holds code, torch.nn.modules.linear.Linear, which is not executed",
+        ),
         (
             {"epoch": 3, "net_g": {}},
             r"holds epoch \(int\), net_g \(dict\); expected a state dict, alone or under model_",
@@ -174,7 +236,10 @@ def test_files_of_pytorch_without_weights(tmp_path, stored, message):
     torch.save(stored, tmp_path / "w.pt")
     if isinstance(stored, bytes):
         (tmp_path / "w.pt").write_bytes(stored)
-    with pytest.raises(ModelError, match=rf"w.pt {message}.*; write it with torch.save\(model.state_dict\(\)"):
+    with pytest.raises(
+        ModelError,
+        match=rf"w.pt {message}.*; write it with torch.save\(model.state_dict\(\)",
+    ):
         load_model("mlp-64", weights=tmp_path / "w.pt")
     with pytest.raises(ModelError, match=r"none.pt does not exist"):
         load_model("mlp-64", weights=tmp_path / "none.pt")
@@ -193,9 +258,18 @@ def test_missing_and_damaged_checkpoints(checkpoint):
     ("metadata", "message"),
     [
         (None, "does not say which model it belongs to; give the model and --weights"),
-        ({"lipcert.model": "4C3F"}, "does not describe its model completely .'input_shape'"),
-        ({"lipcert.model": "4C3F", "input_shape": "1,x", "classes": "5"}, "does not describe its model completely"),
-        ({"lipcert.model": "4C9F", "input_shape": "1,12,12", "classes": "5"}, "zoo name is '4C9F', expected one of"),
+        (
+            {"lipcert.model": "4C3F"},
+            "does not describe its model completely .'input_shape'",
+        ),
+        (
+            {"lipcert.model": "4C3F", "input_shape": "1,x", "classes": "5"},
+            "does not describe its model completely",
+        ),
+        (
+            {"lipcert.model": "4C9F", "input_shape": "1,12,12", "classes": "5"},
+            "zoo name is '4C9F', expected one of",
+        ),
         (
             {"lipcert.model": "4C3F", "input_shape": "1,12,12", "classes": "7"},
             "does not fit the model: .* has the shape",
@@ -213,7 +287,12 @@ def test_weights_that_do_not_fit(checkpoint, tmp_path):
     path, _ = checkpoint
     other = tmp_path / "other.safetensors"
     save_file(dense_chain(3, 4, 2).state_dict(), other)
-    with pytest.raises(ModelError, match=r"other.safetensors does not fit the model: .* is missing; it holds .*weight"):
+    with pytest.raises(
+        ModelError,
+        match=r"other.safetensors does not fit the model: .* is missing; it holds .*weight",
+    ):
         load_model("4C3F", weights=other)
-    with pytest.raises(ModelError, match=r"holds weights already; give either it or --weights"):
+    with pytest.raises(
+        ModelError, match=r"holds weights already; give either it or --weights"
+    ):
         load_model(str(path), weights=other)

@@ -23,7 +23,12 @@ Shown = lipcert.Bound | lipcert.Certificates | lipcert.Run
 def model() -> nn.Module:
     torch.manual_seed(1)
     return nn.Sequential(
-        nn.Flatten(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 3)
+        nn.Flatten(),
+        nn.Linear(16, 12),
+        nn.ReLU(),
+        nn.Linear(12, 12),
+        nn.ReLU(),
+        nn.Linear(12, 3),
     ).eval()
 
 
@@ -35,13 +40,23 @@ def bound(model: nn.Module) -> lipcert.Bound:
 @pytest.fixture(scope="module")
 def certificates(model: nn.Module, bound: lipcert.Bound) -> lipcert.Certificates:
     torch.manual_seed(2)
-    return lipcert.certify(model, torch.rand(50, 1, 4, 4), bound, labels=torch.randint(3, (50,)))
+    return lipcert.certify(
+        model, torch.rand(50, 1, 4, 4), bound, labels=torch.randint(3, (50,))
+    )
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> lipcert.Run:
-    overrides = ["model=mlp-64", "epochs=2", "warmup_epochs=0", "schedule.decay_epoch=0", "eval_every=2"]
-    config = lipcert.TrainConfig.preset("digits").with_overrides([*overrides, "attack_inputs=10"])
+    overrides = [
+        "model=mlp-64",
+        "epochs=2",
+        "warmup_epochs=0",
+        "schedule.decay_epoch=0",
+        "eval_every=2",
+    ]
+    config = lipcert.TrainConfig.preset("digits").with_overrides(
+        [*overrides, "attack_inputs=10"]
+    )
     return lipcert.train(config, tmp_path_factory.mktemp("runs") / "run")
 
 
@@ -55,12 +70,19 @@ def terminal_rows(thing: Shown) -> list[list[str]]:
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(thing)
     lines = console.export_text().splitlines()
-    return [[cell.strip() for cell in re.split("[│┃]", line)[1:-1]] for line in lines if line[:1] in "│┃"]
+    return [
+        [cell.strip() for cell in re.split("[│┃]", line)[1:-1]]
+        for line in lines
+        if line[:1] in "│┃"
+    ]
 
 
 def html_rows(thing: Shown) -> list[list[str]]:
     rows = re.findall(r"<tr>(.*?)</tr>", thing._repr_html_())
-    return [[unescape(cell) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)] for row in rows]
+    return [
+        [unescape(cell) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)]
+        for row in rows
+    ]
 
 
 def test_terminal_and_notebook_show_the_same_table(shown):
@@ -94,8 +116,12 @@ def test_html_escapes_what_is_not_markup():
 def test_table_of_a_bound(bound):
     rows = terminal_rows(bound)[1:]
     assert [row[0] for row in rows] == list(bound.contributions)
-    assert [float(row[2]) for row in rows] == pytest.approx(list(bound.contributions.values()), rel=1e-5)
-    assert [float(row[1]) for row in rows] == pytest.approx([1.0, *bound.prefix.tolist()], rel=1e-5)
+    assert [float(row[2]) for row in rows] == pytest.approx(
+        list(bound.contributions.values()), rel=1e-5
+    )
+    assert [float(row[1]) for row in rows] == pytest.approx(
+        [1.0, *bound.prefix.tolist()], rel=1e-5
+    )
     assert sum(float(row[2]) for row in rows) == pytest.approx(bound.mean, rel=1e-4)
     assert f"{bound.mean:.6g}" in bound._repr_html_()
 
@@ -106,13 +132,17 @@ def test_table_of_certificates(certificates):
     assert rows["correct"][0] == str(len(right))
     assert float(rows["correct"][1]) == pytest.approx(float(right.min()), rel=1e-3)
     assert float(rows["correct"][3]) == pytest.approx(float(right.median()), rel=1e-3)
-    assert float(rows["all"][5]) == pytest.approx(float(certificates.radius.max()), rel=1e-3)
+    assert float(rows["all"][5]) == pytest.approx(
+        float(certificates.radius.max()), rel=1e-3
+    )
     assert int(rows["correct"][0]) + int(rows["wrong"][0]) == int(rows["all"][0]) == 50
 
 
 def test_table_of_no_certificates(certificates):
     nothing = torch.zeros(0)
-    empty = lipcert.Certificates(nothing.long(), nothing.double(), nothing.double(), "deterministic")
+    empty = lipcert.Certificates(
+        nothing.long(), nothing.double(), nothing.double(), "deterministic"
+    )
     assert terminal_rows(empty)[1] == ["all", "0", *"–––––"]
 
 
@@ -136,7 +166,9 @@ def test_pandas_of_certificates(certificates):
     frame = certificates.to_pandas()
     assert frame["radius"].tolist() == certificates.radius.tolist()
     assert frame["correct"].mean() == certificates.clean_accuracy
-    assert ((frame["radius"] >= 0.1) & frame["correct"]).mean() == certificates.certified_accuracy(0.1)
+    assert (
+        (frame["radius"] >= 0.1) & frame["correct"]
+    ).mean() == certificates.certified_accuracy(0.1)
 
 
 def test_pandas_of_a_run(run):
@@ -174,12 +206,16 @@ def test_plot_of_certificates_is_their_accuracy(certificates):
 
 def test_plot_of_certificates_without_a_right_prediction(certificates):
     wrong = (certificates.prediction + 1) % 3
-    none = lipcert.Certificates(certificates.prediction, certificates.margin, certificates.radius, "", wrong)
+    none = lipcert.Certificates(
+        certificates.prediction, certificates.margin, certificates.radius, "", wrong
+    )
     assert none.plot().axes[0].lines[0].get_ydata().tolist() == [0, 0]
 
 
 def test_plot_without_labels_is_a_histogram(certificates):
-    unlabelled = lipcert.Certificates(certificates.prediction, certificates.margin, certificates.radius, "")
+    unlabelled = lipcert.Certificates(
+        certificates.prediction, certificates.margin, certificates.radius, ""
+    )
     figure = unlabelled.plot()
     assert sum(bar.get_height() for bar in figure.axes[0].patches) == pytest.approx(100)
     assert figure.axes[1].lines[0].get_ydata()[0] == 100
@@ -187,7 +223,11 @@ def test_plot_without_labels_is_a_histogram(certificates):
 
 def test_plot_of_a_run(run):
     figure = run.plot()
-    curves = {line.get_label(): line.get_ydata().tolist() for axes in figure.axes for line in axes.lines}
+    curves = {
+        line.get_label(): line.get_ydata().tolist()
+        for axes in figure.axes
+        for line in axes.lines
+    }
     assert curves["all"] == [record["loss"] for record in run.metrics]
     assert curves["liplt"] == [record["estimated_mean_liplt"] for record in run.metrics]
     share = run.metrics[-1]["estimated_certified"]["0.25"]
@@ -197,13 +237,19 @@ def test_plot_of_a_run(run):
 def test_plots_can_be_saved(shown, tmp_path: Path):
     from lipcert.display import save_figure
 
-    assert all(path.stat().st_size > 1000 for path in save_figure(shown.plot(), tmp_path / "figure"))
+    assert all(
+        path.stat().st_size > 1000
+        for path in save_figure(shown.plot(), tmp_path / "figure")
+    )
 
 
 def test_figure_of_the_readme(run, tmp_path: Path):
     from docs.figures import readme
 
-    assert [path.name for path in readme(run.folder, tmp_path)] == ["digits.png", "digits.svg"]
+    assert [path.name for path in readme(run.folder, tmp_path)] == [
+        "digits.png",
+        "digits.svg",
+    ]
     text = (tmp_path / "digits.svg").read_text()
     assert "cross-entropy" in text
     assert "CRM" in text

@@ -28,13 +28,26 @@ def test_the_smallest_has_exactly_the_figures_that_are_stored(tmp_path):
     stored = read_summary(pretrained_folder("digits"))
     found = json.loads(invoke("certify", "digits", "--out", str(tmp_path), "--json"))
     assert found["clean"] == stored.clean
-    assert [entry["certified"] for entry in found["at"]] == [entry.certified for entry in stored.at]
+    assert [entry["certified"] for entry in found["at"]] == [
+        entry.certified for entry in stored.at
+    ]
     assert found["fingerprint"] == stored.fingerprint
 
 
 def test_sums_in_parts_are_certified_and_attacked(tmp_path):
     model = str(pretrained_folder("digits") / "model.safetensors")
-    words = ("certify", model, "--data", "digits", "--eps", "0.25", "--limit", "20", "--split", "--attack")
+    words = (
+        "certify",
+        model,
+        "--data",
+        "digits",
+        "--eps",
+        "0.25",
+        "--limit",
+        "20",
+        "--split",
+        "--attack",
+    )
     found = json.loads(invoke(*words, "--out", str(tmp_path), "--json"))
     assert found["execution"] == "float32-split"
     (at,) = found["at"]
@@ -48,7 +61,9 @@ def test_the_classifier_has_its_bound_its_figures_and_its_command():
     logits, radius = classifier(x)
     correct = logits.argmax(1) == labels
     assert correct.double().mean().item() == classifier.summary.clean
-    assert (correct & (radius >= 0.25)).double().mean().item() <= classifier.summary.at[0].certified
+    assert (correct & (radius >= 0.25)).double().mean().item() <= classifier.summary.at[
+        0
+    ].certified
     assert radius.median() > 0.3
     assert classifier.command == "lipcert train digits --set seed=0"
 
@@ -65,14 +80,18 @@ def test_all_are_listed_and_belong_to_a_preset():
 @pytest.mark.parametrize("name", shipped_names())
 def test_every_one_loads_with_its_bound(name):
     classifier = lipcert.pretrained(name)
-    logits, radius = classifier(torch.rand(2, *classifier.input_shape, dtype=classifier.dtype))
+    logits, radius = classifier(
+        torch.rand(2, *classifier.input_shape, dtype=classifier.dtype)
+    )
     assert bool(torch.isfinite(logits).all())
     assert (radius >= 0).all()
     assert classifier.fingerprint == classifier.summary.fingerprint
 
 
 def test_they_are_small_and_tell_nothing_about_where_they_were_made():
-    files = [path for name in shipped_names() for path in pretrained_folder(name).iterdir()]
+    files = [
+        path for name in shipped_names() for path in pretrained_folder(name).iterdir()
+    ]
     assert sum(path.stat().st_size for path in files) < MEGABYTES * 1e6
     for path in files:
         assert b"/work" not in path.read_bytes()
@@ -86,5 +105,7 @@ def test_the_report_is_not_written_into_the_installation(tmp_path, monkeypatch):
 
 
 def test_a_name_that_does_not_exist():
-    with pytest.raises(OptionError, match=r"name is 'digit', expected one of .*did you mean"):
+    with pytest.raises(
+        OptionError, match=r"name is 'digit', expected one of .*did you mean"
+    ):
         lipcert.pretrained("digit")

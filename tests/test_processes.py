@@ -9,7 +9,14 @@ import sys
 
 import pytest
 
-from lipcert.processes import gathered, of_first, own_share, process_count, process_rank, sharing_work
+from lipcert.processes import (
+    gathered,
+    of_first,
+    own_share,
+    process_count,
+    process_rank,
+    sharing_work,
+)
 
 
 def torchrun(*command, folder, module="lipcert"):
@@ -17,11 +24,26 @@ def torchrun(*command, folder, module="lipcert"):
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
-    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={port}"]
+    start = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node=2",
+        f"--master-port={port}",
+    ]
     what = [str(module)] if str(module).endswith(".py") else ["-m", module]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "LIPCERT_CACHE": str(folder / "cache")}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "LIPCERT_CACHE": str(folder / "cache"),
+    }
     done = subprocess.run(
-        [*start, *what, *command], env=environment, capture_output=True, text=True, check=False, timeout=300
+        [*start, *what, *command],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -30,7 +52,14 @@ def torchrun(*command, folder, module="lipcert"):
 def alone(*command, folder):
     environment = {**os.environ, "LIPCERT_CACHE": str(folder / "cache")}
     start = [sys.executable, "-m", "lipcert"]
-    done = subprocess.run([*start, *command], env=environment, capture_output=True, text=True, check=True, timeout=300)
+    done = subprocess.run(
+        [*start, *command],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
     return done.stdout
 
 
@@ -50,19 +79,34 @@ def test_two_processes_bound_as_one(tmp_path):
     for single, double in zip(one, two, strict=True):
         assert double["value"] == pytest.approx(single["value"], rel=1e-9)
         assert double["guarantee"] == single["guarantee"]
-    assert not list((tmp_path / "cache").rglob("*.json"))  # the command has ended: nothing is kept
+    assert not list(
+        (tmp_path / "cache").rglob("*.json")
+    )  # the command has ended: nothing is kept
 
 
 def test_two_processes_certify_as_one(tmp_path):
     """297 digits: a batch of 256 for the first process, the rest for the second, rows in order."""
-    command = ("certify", "2C2F", "--data", "digits", "--eps", "0.1", "--quiet", "--limit", "297", "--out")
+    command = (
+        "certify",
+        "2C2F",
+        "--data",
+        "digits",
+        "--eps",
+        "0.1",
+        "--quiet",
+        "--limit",
+        "297",
+        "--out",
+    )
     alone(*command, str(tmp_path / "one"), folder=tmp_path)
     torchrun(*command, str(tmp_path / "two"), folder=tmp_path)
     one, two = (rows(tmp_path / name) for name in ("one", "two"))
     assert [row["idx"] for row in two] == [str(k) for k in range(297)]
     for single, double in zip(one, two, strict=True):
         assert single["prediction"] == double["prediction"]
-        assert float(double["radius"]) == pytest.approx(float(single["radius"]), rel=1e-6, abs=1e-12)
+        assert float(double["radius"]) == pytest.approx(
+            float(single["radius"]), rel=1e-6, abs=1e-12
+        )
 
 
 def rows(folder):
@@ -83,5 +127,7 @@ def test_the_metric_counts_the_inputs_of_all_processes(tmp_path):
         "dist.barrier()\n"
         "os._exit(0)\n"  # threads of gloo abort some processes that leave in the usual way
     )
-    printed = torchrun(folder=tmp_path, module=script)  # lines of two processes may run into each other
+    printed = torchrun(
+        folder=tmp_path, module=script
+    )  # lines of two processes may run into each other
     assert printed.replace("\n", "") == 2 * "{0.0: 0.75, 0.5: 0.5}"

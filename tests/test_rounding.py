@@ -10,13 +10,24 @@ from hypothesis import strategies as st
 
 import lipcert
 from helpers import examples
-from lipcert.rounding import denormals_kept, gamma, round_up, up_matmul, up_product, up_sum
+from lipcert.rounding import (
+    denormals_kept,
+    gamma,
+    round_up,
+    up_matmul,
+    up_product,
+    up_sum,
+)
 
 NUMBERS = st.one_of(st.just(0.0), st.floats(1e-40, 1e40), st.integers(0, 99).map(float))
 
 
 def matrices(rows, columns):
-    return st.lists(st.lists(NUMBERS, min_size=columns, max_size=columns), min_size=rows, max_size=rows)
+    return st.lists(
+        st.lists(NUMBERS, min_size=columns, max_size=columns),
+        min_size=rows,
+        max_size=rows,
+    )
 
 
 def tensor(values):
@@ -31,13 +42,18 @@ def check(found, exact, terms=16):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_gamma_bounds_the_error_of_repeated_roundings(dtype):
     unit = torch.finfo(dtype).eps / 2
-    assert Fraction(gamma(100, dtype)) >= Fraction(100 * unit) / (1 - Fraction(100 * unit))
+    assert Fraction(gamma(100, dtype)) >= Fraction(100 * unit) / (
+        1 - Fraction(100 * unit)
+    )
     assert gamma(100, dtype) <= 101 * unit
     assert gamma(2 / unit, dtype) == inf
 
 
 def test_other_types_are_refused():
-    with pytest.raises(lipcert.errors.OptionError, match=r"float32 and float64, not for torch\.bfloat16; convert"):
+    with pytest.raises(
+        lipcert.errors.OptionError,
+        match=r"float32 and float64, not for torch\.bfloat16; convert",
+    ):
         gamma(1, torch.bfloat16)
 
 
@@ -84,7 +100,10 @@ def test_products_broadcast():
     assert found.shape == (2, 3)
     for a in range(2):
         for b in range(3):
-            check(found[a, b], Fraction(float(column[a, 0])) * Fraction(float(row[b])) * Fraction(0.9))
+            check(
+                found[a, b],
+                Fraction(float(column[a, 0])) * Fraction(float(row[b])) * Fraction(0.9),
+            )
 
 
 @examples(4)
@@ -104,7 +123,10 @@ def test_matrix_products(a, b):
         return sum(Fraction(a[i][j]) * Fraction(b[j][k]) for j in range(5))
 
     found = up_matmul(tensor(a), tensor(b))
-    vector, number = up_matmul(tensor(a), tensor(b)[:, 0]), up_matmul(tensor(a)[0], tensor(b)[:, 0])
+    vector, number = (
+        up_matmul(tensor(a), tensor(b)[:, 0]),
+        up_matmul(tensor(a)[0], tensor(b)[:, 0]),
+    )
     assert (found.shape, vector.shape, number.shape) == ((3, 2), (3,), ())
     for i in range(3):
         check(vector[i], exact(i, 0))

@@ -25,7 +25,9 @@ def authors_pgd(
     counts. Where the gradient vanishes the input stays as it is.
     """
     if model.training:
-        raise TrainingModeError("the model is in training mode; call model.eval() before attacking it")
+        raise TrainingModeError(
+            "the model is in training mode; call model.eval() before attacking it"
+        )
     if steps < 1 or epsilon <= 0 or step <= 0:
         raise OptionError("PGD needs epsilon > 0, step > 0 and steps ≥ 1")
     point = x.clone()
@@ -35,9 +37,14 @@ def authors_pgd(
         (gradient,) = torch.autograd.grad(-torch.log1p(share).sum(), point)
         change = point.detach() + step * gradient.sign() - x
         length = change.flatten(1).norm(dim=1).clamp(min=torch.finfo(x.dtype).tiny)
-        point = (x + change * (epsilon / length).reshape(-1, *[1] * (x.dim() - 1))).clamp(*pixels)
+        point = (
+            x + change * (epsilon / length).reshape(-1, *[1] * (x.dim() - 1))
+        ).clamp(*pixels)
     with torch.no_grad():
         changed = model(point).argmax(1) != labels
     distance = torch.linalg.vector_norm((point.double() - x.double()).flatten(1), dim=1)
     shape = (-1, *[1] * (x.dim() - 1))
-    return Attacked(torch.where(changed.reshape(shape), point, x), torch.where(changed, distance, torch.inf))
+    return Attacked(
+        torch.where(changed.reshape(shape), point, x),
+        torch.where(changed, distance, torch.inf),
+    )

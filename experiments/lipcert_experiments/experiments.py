@@ -12,7 +12,13 @@ from lipcert_experiments import runtimes, tables
 from lipcert_experiments.plan import Plan
 from lipcert_experiments.published import published_rows
 from lipcert_experiments.results import Outcome
-from lipcert_experiments.tables import ABLATIONS, COMPONENTS, Study, component_key, setting_key
+from lipcert_experiments.tables import (
+    ABLATIONS,
+    COMPONENTS,
+    Study,
+    component_key,
+    setting_key,
+)
 
 ACCURACIES = ("attacked", "estimated")
 
@@ -44,7 +50,11 @@ class Experiment:
 def _l2(plan: Plan) -> dict[str, Job]:
     jobs: dict[str, Job] = {}
     for data in plan.datasets("mnist", "cifar10", "tiny-imagenet"):
-        configs = {"Standard": plan.standard(data), "GloRo": plan.gloro(data), "CRM": plan.config(data)}
+        configs = {
+            "Standard": plan.standard(data),
+            "GloRo": plan.gloro(data),
+            "CRM": plan.config(data),
+        }
         jobs |= {f"{data} {method}": Job(config) for method, config in configs.items()}
     return jobs
 
@@ -64,7 +74,9 @@ def _power_iterations(plan: Plan) -> dict[str, Job]:
 
 
 def _ablation(data: str, plan: Plan) -> dict[str, Job]:
-    return {setting_key(row): Job(plan.ablation(data, row)) for row in _settings(data, plan)}
+    return {
+        setting_key(row): Job(plan.ablation(data, row)) for row in _settings(data, plan)
+    }
 
 
 def _settings(data: str, plan: Plan) -> list[dict[str, Any]]:
@@ -80,10 +92,16 @@ def _settings(data: str, plan: Plan) -> list[dict[str, Any]]:
 
 
 def _components(plan: Plan) -> dict[str, Job]:
-    variants = {"soft": "loss.radius=soft", "hard": "loss.radius=hard", "naive": "estimator.method=naive"}
+    variants = {
+        "soft": "loss.radius=soft",
+        "hard": "loss.radius=hard",
+        "naive": "estimator.method=naive",
+    }
     data = _smaller(plan)
     return {
-        component_key(target, variant): Job(plan.config(data, f"estimator.target={target}", variants[variant]))
+        component_key(target, variant): Job(
+            plan.config(data, f"estimator.target={target}", variants[variant])
+        )
         for target, variant in COMPONENTS
         if plan.budget != "hour" or target == "pairwise" or variant == "soft"
     }
@@ -92,7 +110,9 @@ def _components(plan: Plan) -> dict[str, Job]:
 def _radii(plan: Plan) -> dict[str, Job]:
     jobs = {}
     for data in plan.datasets("mnist", "cifar10"):
-        jobs[f"{data} CRM"] = Job(plan.config(data), ("naive-radii",) if data == "mnist" else ())
+        jobs[f"{data} CRM"] = Job(
+            plan.config(data), ("naive-radii",) if data == "mnist" else ()
+        )
         jobs[f"{data} Standard"] = Job(plan.standard(data), ())
     return jobs
 

@@ -41,13 +41,26 @@ def commit() -> str:
     folder = Path(lipcert.__file__).parent
     if _git(folder, "ls-files", "--error-unmatch", "__init__.py") is None:
         return ""
-    changes = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", ":/src", ":/experiments")
+    changes = _git(
+        folder,
+        "status",
+        "--porcelain",
+        "--untracked-files=no",
+        "--",
+        ":/src",
+        ":/experiments",
+    )
     return f"{_git(folder, 'rev-parse', '--short', 'HEAD')}{'+' if changes else ''}"
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
     try:
-        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     except OSError:
         return None
     return done.stdout.strip() if done.returncode == 0 else None
@@ -56,5 +69,9 @@ def _git(folder: Path, *arguments: str) -> str | None:
 def _processor() -> str:
     path = Path("/proc/cpuinfo")
     lines = path.read_text().splitlines() if path.exists() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    names = (
+        line.partition(":")[2].strip()
+        for line in lines
+        if line.startswith("model name")
+    )
     return next(names, platform.processor() or platform.machine())

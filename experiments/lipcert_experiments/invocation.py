@@ -46,14 +46,23 @@ class Reproduction:
     @property
     def notes(self) -> list[str]:
         """Everything that a reader of the table has to know."""
-        failures = [f"Failed: {key}: {reason.rstrip('.')}." for key, reason in self.failed.items()]
-        trained = [self.plan.note] if self.plan.note and self.experiment.jobs(self.plan) else []
+        failures = [
+            f"Failed: {key}: {reason.rstrip('.')}."
+            for key, reason in self.failed.items()
+        ]
+        trained = (
+            [self.plan.note]
+            if self.plan.note and self.experiment.jobs(self.plan)
+            else []
+        )
         return [*self.outcome.notes, *trained, *failures, self.statement]
 
     def table(self) -> TextTable:
         """The table of the experiment; in parentheses the published numbers."""
         title = f"{self.experiment.name}: {self.experiment.what}"
-        return replace(self.outcome.table.as_text(), title=title, caption=" ".join(self.notes))
+        return replace(
+            self.outcome.table.as_text(), title=title, caption=" ".join(self.notes)
+        )
 
 
 def reproduce(
@@ -79,20 +88,42 @@ def reproduce(
         shown = _numbered(progress, f"{k + 1}/{len(jobs)} {key}")
         try:
             run = _trained(job.config, out / "runs", data_dir, shown)
-            subject = Subject(plan, job.config, run, load(job.config.data), out / "measures" / job.config.name, shown)
+            subject = Subject(
+                plan,
+                job.config,
+                run,
+                load(job.config.data),
+                out / "measures" / job.config.name,
+                shown,
+            )
             measured = measure(subject, job.measures)
-            results[key] = Finished(job.config, run.folder, run.summary, run.metrics, measured)
+            results[key] = Finished(
+                job.config, run.folder, run.summary, run.metrics, measured
+            )
         except (LipcertError, MemoryError, torch.OutOfMemoryError) as error:
             results[key] = Failed(job.config, f"{type(error).__name__}: {error}")
     outcome = experiment.outcome(Study(plan, results, folder, progress))
-    failed = {key: result.reason for key, result in results.items() if isinstance(result, Failed)}
+    failed = {
+        key: result.reason
+        for key, result in results.items()
+        if isinstance(result, Failed)
+    }
     facts = environment()
-    reproduction = Reproduction(experiment, plan, folder, outcome, _statement(plan, jobs, results, facts), failed)
+    reproduction = Reproduction(
+        experiment,
+        plan,
+        folder,
+        outcome,
+        _statement(plan, jobs, results, facts),
+        failed,
+    )
     _write(reproduction, results, facts)
     return reproduction
 
 
-def _trained(config: TrainConfig, runs: Path, data_dir: str | Path | None, progress: Progress) -> Run:
+def _trained(
+    config: TrainConfig, runs: Path, data_dir: str | Path | None, progress: Progress
+) -> Run:
     folder = runs / config.name
     if (folder / CONFIG).exists():
         return resume(folder, data_dir, progress)
@@ -107,14 +138,23 @@ def _numbered(progress: Progress, prefix: str) -> Progress:
 
 
 def _statement(
-    plan: Plan, jobs: Mapping[str, Job], results: Mapping[str, Finished | Failed], facts: Mapping[str, Any]
+    plan: Plan,
+    jobs: Mapping[str, Job],
+    results: Mapping[str, Finished | Failed],
+    facts: Mapping[str, Any],
 ) -> str:
     """What every output says about itself."""
     parts = [f"Budget {plan.budget}"]
     if jobs:
         configs = [job.config for job in jobs.values()]
-        summaries = [result.summary for result in results.values() if isinstance(result, Finished)]
-        titles = _listed(summary.data_title for summary in summaries) or _listed(config.data for config in configs)
+        summaries = [
+            result.summary
+            for result in results.values()
+            if isinstance(result, Finished)
+        ]
+        titles = _listed(summary.data_title for summary in summaries) or _listed(
+            config.data for config in configs
+        )
         parts += [
             f"data: {titles}",
             f"networks: {_listed(config.model for config in configs)}",
@@ -124,13 +164,21 @@ def _statement(
             f"guarantee: {_listed(summary.guarantee for summary in summaries) or 'none'}",
         ]
     commit = facts["commit"] or "unknown"
-    parts += [f"hardware: {facts['hardware']}", f"lipcert {facts['lipcert']}, commit {commit}", facts["date"]]
+    parts += [
+        f"hardware: {facts['hardware']}",
+        f"lipcert {facts['lipcert']}, commit {commit}",
+        facts["date"],
+    ]
     return "; ".join(parts) + "."
 
 
 def _epsilon(config: TrainConfig) -> str:
     low, high = config.input_range
-    own = f", which is {config.epsilons[0] * (high - low):.4g} in [{low:g}, {high:g}]" if high - low != 1 else ""
+    own = (
+        f", which is {config.epsilons[0] * (high - low):.4g} in [{low:g}, {high:g}]"
+        if high - low != 1
+        else ""
+    )
     return f"{config.epsilons[0]:.4g}{own}"
 
 
@@ -138,7 +186,11 @@ def _listed(values: Any) -> str:
     return ", ".join(dict.fromkeys(map(str, values)))
 
 
-def _write(done: Reproduction, results: Mapping[str, Finished | Failed], facts: Mapping[str, Any]) -> None:
+def _write(
+    done: Reproduction,
+    results: Mapping[str, Finished | Failed],
+    facts: Mapping[str, Any],
+) -> None:
     experiment, outcome, folder = done.experiment, done.outcome, done.folder
     notes = done.notes
     content = {
@@ -150,13 +202,22 @@ def _write(done: Reproduction, results: Mapping[str, Finished | Failed], facts: 
     }  # fmt: skip
     _text(folder / "results.json", json.dumps(content, indent=1, ensure_ascii=False))
     table = outcome.table.as_text()
-    lines = [f"# {experiment.name}: {experiment.what}", "", table.markdown(), *(f"{note}\n" for note in notes)]
+    lines = [
+        f"# {experiment.name}: {experiment.what}",
+        "",
+        table.markdown(),
+        *(f"{note}\n" for note in notes),
+    ]
     _text(folder / "table.md", "\n".join(lines).rstrip())
-    comments = [f"% {latex_text(line)}" for note in notes for line in textwrap.wrap(note, 110)]
+    comments = [
+        f"% {latex_text(line)}" for note in notes for line in textwrap.wrap(note, 110)
+    ]
     _text(folder / "table.tex", "\n".join([*comments, table.latex().rstrip()]))
     if outcome.figure is not None:
         width = round(outcome.figure.get_figwidth() * 16)
-        outcome.figure.supxlabel("\n".join(textwrap.wrap(done.statement, width)), fontsize=7, color=INK)
+        outcome.figure.supxlabel(
+            "\n".join(textwrap.wrap(done.statement, width)), fontsize=7, color=INK
+        )
         save_figure(outcome.figure, folder / "figure")
 
 
@@ -183,7 +244,11 @@ def _run_facts(result: Finished | Failed) -> dict[str, Any]:
             "mean_radius", "median_radius", "at", "training_seconds", "certifying_seconds")  # fmt: skip
     summary = result.summary.as_dict()
     measured = {
-        name: {key: value for key, value in found.items() if key not in ("folder", "fingerprint")}
+        name: {
+            key: value
+            for key, value in found.items()
+            if key not in ("folder", "fingerprint")
+        }
         for name, found in result.measured.items()
     }
     return {**facts, **{key: summary.get(key) for key in kept}, "measured": measured}

@@ -108,7 +108,9 @@ def estimated(subject: Subject) -> dict[str, Any]:
     test, count = subject.dataset.test, 0
     for first in range(0, len(test), _BATCH):
         part = slice(first, first + _BATCH)
-        radii = losses.hard_radius(loaded.model(test.pixels(part)), test.labels[part], constants)
+        radii = losses.hard_radius(
+            loaded.model(test.pixels(part)), test.labels[part], constants
+        )
         count += int((radii >= subject.epsilon).sum())
     return {"method": chosen.method, "target": chosen.target, "iterations": ESTIMATE_ITERATIONS,
             "epsilon": subject.epsilon, "certified": count / len(test)}  # fmt: skip
@@ -120,16 +122,27 @@ def constants(subject: Subject) -> dict[str, Any]:
     found: dict[str, Any] = {"guaranteed": {}, "estimate": {}, "guarantee": {}}
     for method in ("naive", "liplt"):
         with torch.no_grad():
-            values = {target: _estimator(loaded, method, target)() for target in COMPARED_TARGETS}
-        found["estimate"][method] = {target: mean_pair(value, target) for target, value in values.items()}
+            values = {
+                target: _estimator(loaded, method, target)()
+                for target in COMPARED_TARGETS
+            }
+        found["estimate"][method] = {
+            target: mean_pair(value, target) for target, value in values.items()
+        }
         try:
             bounds = bound_targets(
-                loaded.model, loaded.input_shape, method, COMPARED_TARGETS, progress=subject.progress
+                loaded.model,
+                loaded.input_shape,
+                method,
+                COMPARED_TARGETS,
+                progress=subject.progress,
             )
         except TooLargeError as error:
             found["guarantee"][method] = f"not computed: {error}"
             continue
-        found["guaranteed"][method] = {target: mean_pair(b.value, target) for target, b in bounds.items()}
+        found["guaranteed"][method] = {
+            target: mean_pair(b.value, target) for target, b in bounds.items()
+        }
         found["guarantee"][method] = bounds["network"].guarantee
     return found
 
@@ -137,7 +150,9 @@ def constants(subject: Subject) -> dict[str, Any]:
 def naive_radii(subject: Subject) -> dict[str, Any]:
     """Certificates from naive constants, in certificates.csv beside the measure."""
     loaded, folder = subject.loaded, subject.folder / "naive"
-    task = Task(subject.dataset, [subject.epsilon], len(subject.dataset.test), 0, method="naive")
+    task = Task(
+        subject.dataset, [subject.epsilon], len(subject.dataset.test), 0, method="naive"
+    )
     bound, certificates = certify_test(loaded, task, folder, subject.progress)
     return {"folder": str(folder), "guarantee": bound.guarantee, "epsilon": subject.epsilon,
             "certified": certificates.certified_accuracy(subject.epsilon),
@@ -155,11 +170,18 @@ def mean_pair(value: Tensor, target: str) -> float:
 
 
 def _estimator(loaded: LoadedModel, method: str, target: str) -> Estimator:
-    return Estimator(loaded.model, loaded.input_shape, method, target, ESTIMATE_ITERATIONS)
+    return Estimator(
+        loaded.model, loaded.input_shape, method, target, ESTIMATE_ITERATIONS
+    )
 
 
-_MEASURES: dict[str, Callable[[Plan], tuple[Callable[[Subject], dict[str, Any]], str]]] = {
-    "attacked": lambda plan: (attacked, f"attacked-{plan.protocol}-{ATTACKED[plan.budget]}"),
+_MEASURES: dict[
+    str, Callable[[Plan], tuple[Callable[[Subject], dict[str, Any]], str]]
+] = {
+    "attacked": lambda plan: (
+        attacked,
+        f"attacked-{plan.protocol}-{ATTACKED[plan.budget]}",
+    ),
     "estimated": lambda plan: (estimated, "estimated"),
     "constants": lambda plan: (constants, "constants"),
     "naive-radii": lambda plan: (naive_radii, "naive-radii"),

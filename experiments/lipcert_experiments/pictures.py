@@ -27,15 +27,38 @@ def radii(panels: Mapping[str, Mapping[str, Certificates]]) -> Figure:
         above, below = axes[k], axes[k + len(panels)]
         top = max(float(found.radius.max()) for found in series.values()) or 1.0
         edges = np.linspace(0, top, _BINS + 1).tolist()
-        for (name, found), shade in zip(series.items(), colours(list(series)), strict=True):
+        for (name, found), shade in zip(
+            series.items(), colours(list(series)), strict=True
+        ):
             values = found.radius.numpy()
             weights = np.full(len(values), 100 / len(values))
             if len(series) <= 2:  # more would hide each other
-                above.hist(values, bins=edges, weights=weights, histtype="stepfilled", color=shade, alpha=0.35)
-            above.hist(values, bins=edges, weights=weights, histtype="step", color=shade, lw=1.4, label=name)
+                above.hist(
+                    values,
+                    bins=edges,
+                    weights=weights,
+                    histtype="stepfilled",
+                    color=shade,
+                    alpha=0.35,
+                )
+            above.hist(
+                values,
+                bins=edges,
+                weights=weights,
+                histtype="step",
+                color=shade,
+                lw=1.4,
+                label=name,
+            )
             ordered = np.sort(found.radius[found.correct].numpy())
             share = 100 * np.arange(len(ordered), -1, -1) / len(values)
-            below.step(np.concatenate([[0.0], ordered]), share, where="pre", color=shade, label=name)
+            below.step(
+                np.concatenate([[0.0], ordered]),
+                share,
+                where="pre",
+                color=shade,
+                label=name,
+            )
         above.set_title(title)
         above.set_ylabel("share of test inputs (%)")
         below.set_ylabel("correct and certified (%)")
@@ -55,7 +78,14 @@ def evolution(panels: Mapping[str, Series]) -> Figure:
     figure, axes = new_figure(len(panels), size=_SIZE)
     for one, (title, series) in zip(axes, panels.items(), strict=True):
         marked = max(len(epochs) for epochs, _ in series.values()) <= 20
-        draw_lines(one, series, "epoch", "mean pairwise constant (estimate)", logarithmic=True, marked=marked)
+        draw_lines(
+            one,
+            series,
+            "epoch",
+            "mean pairwise constant (estimate)",
+            logarithmic=True,
+            marked=marked,
+        )
         one.set_title(title)
         one.xaxis.set_major_locator(MaxNLocator(integer=True))
         one.yaxis.set_major_formatter("{x:g}")
@@ -64,7 +94,12 @@ def evolution(panels: Mapping[str, Series]) -> Figure:
 
 
 @styled
-def run_times(panels: Mapping[str, Series], x: str, columns: int, ticks: Mapping[float, str] | None = None) -> Figure:
+def run_times(
+    panels: Mapping[str, Series],
+    x: str,
+    columns: int,
+    ticks: Mapping[float, str] | None = None,
+) -> Figure:
     """Milliseconds over a size, a panel for each quantity."""
     rows = -(-len(panels) // columns)
     figure, axes = new_figure(columns, rows, _SIZE)

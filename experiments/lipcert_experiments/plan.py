@@ -12,9 +12,19 @@ from lipcert.training.run import weights_digest
 BUDGETS = ("tiny", "hour", "paper")
 PROTOCOLS = ("lipcert", "authors")
 DATA = {"mnist": "MNIST", "cifar10": "CIFAR-10", "tiny-imagenet": "Tiny-ImageNet"}
-_PRESETS = {"mnist": "mnist-4c3f", "cifar10": "cifar10-6c2f", "tiny-imagenet": "tiny-imagenet-8c2f"}
+_PRESETS = {
+    "mnist": "mnist-4c3f",
+    "cifar10": "cifar10-6c2f",
+    "tiny-imagenet": "tiny-imagenet-8c2f",
+}
 _EPOCHS = {"mnist": 3, "cifar10": 4, "tiny-imagenet": 2}
-_TINY = ("model=mlp-64", "epochs=40", "batch_size=64", "compare_standard=false", "epsilons=[0.25]")
+_TINY = (
+    "model=mlp-64",
+    "epochs=40",
+    "batch_size=64",
+    "compare_standard=false",
+    "epsilons=[0.25]",
+)
 _TINY_EPOCHS = 4
 _FEWEST = 2
 _OWN_ATTACKS = "attack_inputs=0"  # a table makes its attacks itself
@@ -45,14 +55,18 @@ class Plan:
         check_choice("budget", self.budget, BUDGETS)
         check_choice("protocol", self.protocol, PROTOCOLS)
         if self.epochs is not None and self.epochs < _FEWEST:
-            raise OptionError(f"epochs is {self.epochs}, expected {_FEWEST} or more: a warm-up and CRM")
+            raise OptionError(
+                f"epochs is {self.epochs}, expected {_FEWEST} or more: a warm-up and CRM"
+            )
 
     @property
     def name(self) -> str:
         """The budget, with what differs from its usual settings."""
         authors = "-authors" if self.protocol == "authors" else ""
         epochs = f"-{self.epochs}-epochs" if self.epochs else ""
-        return f"{self.budget}{authors}{epochs}" + (f"-seed-{self.seed}" if self.seed else "")
+        return f"{self.budget}{authors}{epochs}" + (
+            f"-seed-{self.seed}" if self.seed else ""
+        )
 
     @property
     def note(self) -> str:
@@ -76,7 +90,9 @@ class Plan:
     def config(self, data: str, *overrides: str) -> TrainConfig:
         """CRM as in the paper, in the epochs of the budget, with overrides."""
         base = self._base(data)
-        epochs = self.epochs or {"tiny": _TINY_EPOCHS, "hour": _EPOCHS[data]}.get(self.budget)
+        epochs = self.epochs or {"tiny": _TINY_EPOCHS, "hour": _EPOCHS[data]}.get(
+            self.budget
+        )
         config = (compressed(base, epochs) if epochs else base).with_overrides(
             [_OWN_ATTACKS, f"seed={self.seed}", *overrides]
         )
@@ -96,14 +112,24 @@ class Plan:
         """CRM with the (t, λ, r0) of the paper, in the units of this plan: in proportion to the usual setting."""
         usual: Any = TrainConfig.preset(_PRESETS[data]).loss
         ours: Any = self._base(data).loss
-        factors = {name: row[name] / getattr(usual, name) for name in ("t", "weight", "r0")}
-        return self.config(data, *(f"loss.{name}={getattr(ours, name) * f:.10g}" for name, f in factors.items()))
+        factors = {
+            name: row[name] / getattr(usual, name) for name in ("t", "weight", "r0")
+        }
+        return self.config(
+            data,
+            *(
+                f"loss.{name}={getattr(ours, name) * f:.10g}"
+                for name, f in factors.items()
+            ),
+        )
 
     def _base(self, data: str) -> TrainConfig:
         if self.budget == "tiny":
             return TrainConfig.preset("digits").with_overrides(_TINY)
         authors = self.protocol == "authors" and data == "cifar10"
-        return TrainConfig.preset(_PRESETS[data] + ("-authors-units" if authors else ""))
+        return TrainConfig.preset(
+            _PRESETS[data] + ("-authors-units" if authors else "")
+        )
 
 
 def compressed(config: TrainConfig, epochs: int) -> TrainConfig:
@@ -126,4 +152,6 @@ def compressed(config: TrainConfig, epochs: int) -> TrainConfig:
 
 def run_name(config: TrainConfig) -> str:
     """A folder name that is the same for the same training: readable, then a digest of what determines the weights."""
-    return f"{config.data}-{config.model}-{config.loss.type}-{weights_digest(config)[:8]}"
+    return (
+        f"{config.data}-{config.model}-{config.loss.type}-{weights_digest(config)[:8]}"
+    )

@@ -25,7 +25,11 @@ class Cell:
 
     def __str__(self) -> str:
         ours = "–" if self.ours is None else f"{self.ours:.{self.digits}f}"
-        return ours if self.published is None else f"{ours} ({self.published:.{self.digits}f})"
+        return (
+            ours
+            if self.published is None
+            else f"{ours} ({self.published:.{self.digits}f})"
+        )
 
     def as_dict(self) -> dict[str, float | None]:
         return {"ours": self.ours, "published": self.published}
@@ -52,7 +56,10 @@ class Table:
         """The rows as text, a failure marked in its first cell."""
         result = []
         for row in self.rows:
-            cells = [str(row.cells[name]) if name in row.cells else "–" for name in self.columns]
+            cells = [
+                str(row.cells[name]) if name in row.cells else "–"
+                for name in self.columns
+            ]
             if row.failed:
                 cells[0] = f"failed {cells[0].removeprefix('–').strip()}".strip()
             result.append((*row.heads, *cells))
@@ -71,7 +78,9 @@ class Table:
 
     def as_text(self) -> TextTable:
         """For the terminal, in Markdown and in LaTeX."""
-        return TextTable("", (*self.heads, *self.columns), self.texts(), words=len(self.heads))
+        return TextTable(
+            "", (*self.heads, *self.columns), self.texts(), words=len(self.heads)
+        )
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,16 @@ from lipcert_experiments import pictures
 from lipcert_experiments.facts import environment
 from lipcert_experiments.results import Cell, Outcome, Row, Table
 from lipcert_experiments.tables import Study
-from lipcert_experiments.timing import ALONE, INSIDE, WHOLE, Parts, TrainingStep, depth, growth, rounds
+from lipcert_experiments.timing import (
+    ALONE,
+    INSIDE,
+    WHOLE,
+    Parts,
+    TrainingStep,
+    depth,
+    growth,
+    rounds,
+)
 
 REPEATS = {"tiny": 1, "hour": 5, "paper": 25}
 _BATCHES = {"4C3F": 512, "6C2F": 512, "8C2F": 256}
@@ -48,13 +57,25 @@ def figure_depth(study: Study) -> Outcome:
     tiny, iterations = study.plan.budget == "tiny", _ITERATIONS[study.plan.budget]
     names = zoo.DEPTH_FAMILY[::3] if tiny else zoo.DEPTH_FAMILY
     batch = _TINY_BATCH if tiny else 512
-    cases = [Case((name, str(depth(name))), name, batch, depth(name), iterations) for name in names]
+    cases = [
+        Case((name, str(depth(name))), name, batch, depth(name), iterations)
+        for name in names
+    ]
     times = _measure(study, cases)
     table = Table(("network", "layers"), _COLUMNS, _rows(cases, times))
     panels = {quantity: _series(cases, times, quantity) for quantity in _QUANTITIES}
     fits = _growth(panels)
-    notes = [_NOTE, f"Batch {batch}, {iterations} power iterations.", *_growth_notes(fits, "layers")]
-    return Outcome(table, notes, pictures.run_times(panels, "weight layers", 3), {"times": times, "growth": fits})
+    notes = [
+        _NOTE,
+        f"Batch {batch}, {iterations} power iterations.",
+        *_growth_notes(fits, "layers"),
+    ]
+    return Outcome(
+        table,
+        notes,
+        pictures.run_times(panels, "weight layers", 3),
+        {"times": times, "growth": fits},
+    )
 
 
 def figure_iterations(study: Study) -> Outcome:
@@ -77,10 +98,15 @@ def figure_iterations(study: Study) -> Outcome:
             panels[f"{quantity}, {method}"] = series
     # A constant part does not grow with the iterations, so a straight line says more here than a power law.
     fits = {
-        title: {name: growth(*line)["r2_of_straight_line"] for name, line in series.items()}
+        title: {
+            name: growth(*line)["r2_of_straight_line"] for name, line in series.items()
+        }
         for title, series in panels.items()
     }
-    notes = [_NOTE, f"Batches: {_batches(cases)}; 8C2F: LipLT up to the last layer, then its norm."]
+    notes = [
+        _NOTE,
+        f"Batches: {_batches(cases)}; 8C2F: LipLT up to the last layer, then its norm.",
+    ]
     notes += [f"Straight line, {title}: R² {', '.join(f'{n} {v:.3f}' for n, v in fit.items())}."
               for title, fit in fits.items()]  # fmt: skip
     figure = pictures.run_times(panels, "power iterations", 2)
@@ -90,14 +116,31 @@ def figure_iterations(study: Study) -> Outcome:
 def figure_input_size(study: Study) -> Outcome:
     """fig:effectOfDataset: 6C2F on the inputs and classes of the three data sets."""
     tiny, iterations = study.plan.budget == "tiny", _ITERATIONS[study.plan.budget]
-    shapes = {"MNIST": (1, 28, 28, 10, 512), "CIFAR-10": (3, 32, 32, 10, 512), "Tiny-ImageNet": (3, 64, 64, 200, 256)}
+    shapes = {
+        "MNIST": (1, 28, 28, 10, 512),
+        "CIFAR-10": (3, 32, 32, 10, 512),
+        "Tiny-ImageNet": (3, 64, 64, 200, 256),
+    }
     cases = []
-    for k, (name, (channels, height, width, classes, batch)) in enumerate(shapes.items()):
+    for k, (name, (channels, height, width, classes, batch)) in enumerate(
+        shapes.items()
+    ):
         shape = (channels, height, width)
         head = (name, f"{channels}×{height}×{width}")
         target = "last-layer" if classes > 10 else "pairwise"
         size = _TINY_BATCH if tiny else batch
-        cases.append(Case(head, "6C2F", size, k, iterations, input_shape=shape, classes=classes, target=target))
+        cases.append(
+            Case(
+                head,
+                "6C2F",
+                size,
+                k,
+                iterations,
+                input_shape=shape,
+                classes=classes,
+                target=target,
+            )
+        )
     times = _measure(study, cases)
     table = Table(("data", "input"), _COLUMNS, _rows(cases, times))
     panels = {quantity: _series(cases, times, quantity) for quantity in _QUANTITIES}
@@ -115,7 +158,11 @@ _NOTE = (
     "numbers."
 )
 _COLUMNS = (
-    *(f"{short} {method}" for short in ("alone", "training", "iteration") for method in _METHODS),
+    *(
+        f"{short} {method}"
+        for short in ("alone", "training", "iteration")
+        for method in _METHODS
+    ),
     "iteration standard",
     "alone LipLT/naive",
     "iteration LipLT/standard",
@@ -131,7 +178,9 @@ def _measure(study: Study, cases: list[Case]) -> dict[str, Parts]:
         # A plain iteration has no power iterations, so cases that differ in them only share it.
         functions.setdefault(_standard(case), case.step(None))
     facts = environment()
-    origin: Mapping[str, Any] = {key: facts[key] for key in ("commit", "hardware", "torch")}
+    origin: Mapping[str, Any] = {
+        key: facts[key] for key in ("commit", "hardware", "torch")
+    }
     path = study.folder / "measurements.json"
     return rounds(functions, REPEATS[study.plan.budget], path, origin, study.progress)
 
@@ -152,8 +201,14 @@ def _standard(case: Case) -> str:
 def _rows(cases: list[Case], times: Mapping[str, Parts]) -> list[Row]:
     rows = []
     for case in cases:
-        ours = {method: times[_key(case, method)] for method in _METHODS} | {"standard": times[_standard(case)]}
-        values = [1e3 * ours[method][quantity] for quantity in _QUANTITIES for method in _METHODS]
+        ours = {method: times[_key(case, method)] for method in _METHODS} | {
+            "standard": times[_standard(case)]
+        }
+        values = [
+            1e3 * ours[method][quantity]
+            for quantity in _QUANTITIES
+            for method in _METHODS
+        ]
         values.append(1e3 * ours["standard"][WHOLE])
         cells = [Cell(value, digits=1) for value in values]
         cells.append(Cell(ours["LipLT"][ALONE] / ours["naive"][ALONE]))
@@ -162,21 +217,35 @@ def _rows(cases: list[Case], times: Mapping[str, Parts]) -> list[Row]:
     return rows
 
 
-def _line(cases: list[Case], times: Mapping[str, Parts], method: str, quantity: str) -> Line:
-    keys = [_standard(case) if method == "standard" else _key(case, method) for case in cases]
+def _line(
+    cases: list[Case], times: Mapping[str, Parts], method: str, quantity: str
+) -> Line:
+    keys = [
+        _standard(case) if method == "standard" else _key(case, method)
+        for case in cases
+    ]
     return [case.size for case in cases], [1e3 * times[key][quantity] for key in keys]
 
 
-def _series(cases: list[Case], times: Mapping[str, Parts], quantity: str) -> dict[str, Line]:
+def _series(
+    cases: list[Case], times: Mapping[str, Parts], quantity: str
+) -> dict[str, Line]:
     methods = [*_METHODS, *(["standard"] if quantity == WHOLE else [])]
     return {method: _line(cases, times, method, quantity) for method in methods}
 
 
-def _growth(panels: Mapping[str, Mapping[str, Line]]) -> dict[str, dict[str, dict[str, float]]]:
-    return {title: {name: growth(*line) for name, line in series.items()} for title, series in panels.items()}
+def _growth(
+    panels: Mapping[str, Mapping[str, Line]],
+) -> dict[str, dict[str, dict[str, float]]]:
+    return {
+        title: {name: growth(*line) for name, line in series.items()}
+        for title, series in panels.items()
+    }
 
 
-def _growth_notes(fits: Mapping[str, Mapping[str, Mapping[str, float]]], size: str) -> list[str]:
+def _growth_notes(
+    fits: Mapping[str, Mapping[str, Mapping[str, float]]], size: str
+) -> list[str]:
     return [
         f"{title}: " + "; ".join(f"{name} ∝ {size}^{fit['exponent']:.2f}, straight line R² "
                                  f"{fit['r2_of_straight_line']:.3f}" for name, fit in series.items()) + "."
@@ -185,4 +254,7 @@ def _growth_notes(fits: Mapping[str, Mapping[str, Mapping[str, float]]], size: s
 
 
 def _batches(cases: list[Case]) -> str:
-    return ", ".join(f"{name} {batch}" for name, batch in {case.head[0]: case.batch for case in cases}.items())
+    return ", ".join(
+        f"{name} {batch}"
+        for name, batch in {case.head[0]: case.batch for case in cases}.items()
+    )

@@ -22,7 +22,9 @@ Parts = dict[str, float]
 """Seconds by name."""
 
 
-def side_by_side(functions: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
+def side_by_side(
+    functions: Mapping[str, Callable[[], Any]], repeats: int
+) -> dict[str, float]:
     """Median seconds of each function; the functions take turns, so that all see the same machine."""
     timed = {name: _timed(function) for name, function in functions.items()}
     return {name: parts["seconds"] for name, parts in rounds(timed, repeats).items()}
@@ -55,8 +57,13 @@ def rounds(
             progress("measuring", (k + len(done[-1]) / len(functions)) / repeats)
         if path is not None:
             with replace_file(path) as temporary:
-                temporary.write_text(json.dumps({"origin": mark, "rounds": done}, indent=1) + "\n")
-    return {name: {part: median(r[name][part] for r in done) for part in done[0][name]} for name in functions}
+                temporary.write_text(
+                    json.dumps({"origin": mark, "rounds": done}, indent=1) + "\n"
+                )
+    return {
+        name: {part: median(r[name][part] for r in done) for part in done[0][name]}
+        for name in functions
+    }
 
 
 def _timed(function: Callable[[], Any]) -> Callable[[], Parts]:
@@ -94,7 +101,10 @@ class TrainingStep:
         target: str = "pairwise",
     ) -> None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        shape, count = input_shape or zoo.ZOO[name].input_shape, classes or zoo.ZOO[name].classes
+        shape, count = (
+            input_shape or zoo.ZOO[name].input_shape,
+            classes or zoo.ZOO[name].classes,
+        )
         self.model = zoo.build(name, shape, count, seed=0)
         self.model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         generator = torch.Generator().manual_seed(0)
@@ -102,7 +112,9 @@ class TrainingStep:
         self.x = x.to(device, memory_format=torch.channels_last)
         self.labels = torch.randint(0, count, (batch,), generator=generator).to(device)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-4)
-        self.estimator = Estimator(self.model, shape, method, target, iterations) if method else None
+        self.estimator = (
+            Estimator(self.model, shape, method, target, iterations) if method else None
+        )
 
     def __call__(self) -> Parts:
         began = clock()
@@ -114,7 +126,9 @@ class TrainingStep:
             before = clock()
             constants = self.estimator()
             inside = clock() - before
-            loss = losses.crm(logits, self.labels, constants, t=5.0, r0=2.2, weight=30.0).loss
+            loss = losses.crm(
+                logits, self.labels, constants, t=5.0, r0=2.2, weight=30.0
+            ).loss
         self.optimizer.zero_grad()
         torch.autograd.backward(loss)
         self.optimizer.step()
@@ -138,4 +152,6 @@ def growth(sizes: Sequence[float], seconds: Sequence[float]) -> dict[str, float]
 
 def depth(name: str) -> int:
     """The number of weight layers of a network of the zoo."""
-    return sum(parameter.dim() > 1 for parameter in zoo.build(name, seed=0).parameters())
+    return sum(
+        parameter.dim() > 1 for parameter in zoo.build(name, seed=0).parameters()
+    )

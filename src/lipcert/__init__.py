@@ -16,7 +16,12 @@ if TYPE_CHECKING:
     from lipcert.bounds.estimator import Estimator
     from lipcert.bounds.fit import FitOptions
     from lipcert.bounds.sampled import estimate_sampled
-    from lipcert.certificate import Certificates, CertifiedAccuracy, CertifiedClassifier, certify
+    from lipcert.certificate import (
+        Certificates,
+        CertifiedAccuracy,
+        CertifiedClassifier,
+        certify,
+    )
     from lipcert.errors import LipcertError, UnsupportedError
     from lipcert.local.certify_local import certify_local
     from lipcert.local.sharpening import Effort
@@ -115,7 +120,9 @@ def __getattr__(name: str) -> Any:
         except ModuleNotFoundError as error:
             if error.name != f"lipcert.{name}":
                 raise
-            raise AttributeError(f"module 'lipcert' has no attribute {name!r}") from None
+            raise AttributeError(
+                f"module 'lipcert' has no attribute {name!r}"
+            ) from None
     globals()[name] = value
     return value
 

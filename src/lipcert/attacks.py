@@ -13,7 +13,12 @@ from torch import Tensor, nn
 
 from lipcert.certificate.certificates import Certificates
 from lipcert.data import Split
-from lipcert.errors import CertificateViolation, OptionError, TrainingModeError, check_choice
+from lipcert.errors import (
+    CertificateViolation,
+    OptionError,
+    TrainingModeError,
+    check_choice,
+)
 from lipcert.files import replace_file
 from lipcert.progress import Progress, no_progress
 
@@ -60,11 +65,14 @@ def pgd(
 ) -> Attacked:
     """l2 projected gradient descent: looks for inputs within ε that the model does not assign to `classes`.
 
-    step="relative" moves by ε/10 at first and restarts from random points; step="paper" makes constant
-    steps of 0.001, the size that the paper states, from the input itself: 100 of them move it by 0.1 at most. What the
-    paper's authors run is another attack, `lipcert_experiments.authors_pgd`.
+    step="relative" moves by ε/10 at first and restarts from random points; step="paper"
+    makes constant steps of 0.001, the size that the paper states, from the input
+    itself: 100 of them move it by 0.1 at most. What the paper's authors run is another
+    attack, `lipcert_experiments.authors_pgd`.
     """
-    from foolbox.attacks.projected_gradient_descent import L2ProjectedGradientDescentAttack as L2PGD
+    from foolbox.attacks.projected_gradient_descent import (
+        L2ProjectedGradientDescentAttack as L2PGD,
+    )
 
     check_choice("step", step, ("relative", "paper"))
     if steps < 1 or restarts < 1 or epsilon <= 0:
@@ -75,8 +83,11 @@ def pgd(
         return _run(attack, epsilon, model, x, classes, pixels, Attacked.nothing(x))
     best = Attacked.nothing(x)
     for restart in range(restarts):
-        # At least 2ε/steps: few steps have to be able to cross the ball. Restarts begin at random points.
-        attack = L2PGD(rel_stepsize=max(0.1, 2.0 / steps), steps=steps, random_start=restart > 0)
+        # At least 2ε/steps: few steps have to be able to cross the ball. Restarts begin
+        # at random points.
+        attack = L2PGD(
+            rel_stepsize=max(0.1, 2.0 / steps), steps=steps, random_start=restart > 0
+        )
         best = _run(attack, epsilon, model, x, classes, pixels, best)
     return best
 
@@ -129,7 +140,9 @@ def _run(
     from foolbox.models.pytorch import PyTorchModel
 
     if model.training:
-        raise TrainingModeError("the model is in training mode; call model.eval() before attacking it")
+        raise TrainingModeError(
+            "the model is in training mode; call model.eval() before attacking it"
+        )
     # Restarts go on with the inputs that are left; places of x from here on.
     left = (~best.success).nonzero().flatten()
     if len(left) == 0:
@@ -139,10 +152,13 @@ def _run(
     _, clipped, _ = attack(attacked_model, x[left], classes[left], epsilons=epsilon)
     candidate: Tensor = clipped.detach()
     with torch.no_grad():
-        # Not foolbox's own judgement, which is of tempered logits: dividing may merge two that nearly tie.
+        # Not foolbox's own judgement, which is of tempered logits: dividing may merge
+        # two that nearly tie.
         changed = model(candidate).argmax(1) != classes[left]
     # In float64, to be compared with radii in float64.
-    distance = torch.linalg.vector_norm((candidate.double() - x[left].double()).flatten(1), dim=1)
+    distance = torch.linalg.vector_norm(
+        (candidate.double() - x[left].double()).flatten(1), dim=1
+    )
     adversarial, distances = best.adversarial.clone(), best.distance.clone()
     adversarial[left[changed]] = candidate[changed]
     distances[left[changed]] = distance[changed]
@@ -150,12 +166,16 @@ def _run(
 
 
 def check_certificates(
-    x: Tensor, certificates: Certificates, attacked: Attacked, folder: str | Path, index: Tensor | None = None
+    x: Tensor,
+    certificates: Certificates,
+    attacked: Attacked,
+    folder: str | Path,
+    index: Tensor | None = None,
 ) -> None:
     """Refuse certificates that an attack contradicts: an input within the radius with another prediction.
 
-    The first such input is written to `folder`/violation.safetensors with what was found. `index` holds the places of
-    the inputs in their data set, for the message.
+    The first such input is written to `folder`/violation.safetensors with what was
+    found. `index` holds the places of the inputs in their data set, for the message.
     """
     # Strictly: a radius says nothing about its sphere.
     inside = (attacked.distance.cpu() < certificates.radius).nonzero().flatten()
@@ -172,7 +192,13 @@ def check_certificates(
         "distance": attacked.distance[k],
     }
     with replace_file(path) as temporary:
-        save_file({name: value.cpu().clone().contiguous() for name, value in violation.items()}, temporary)
+        save_file(
+            {
+                name: value.cpu().clone().contiguous()
+                for name, value in violation.items()
+            },
+            temporary,
+        )
     raise CertificateViolation(
         f"the certificate of input {place} does not hold: an input at distance {float(attacked.distance[k]):.6g} "
         f"is classified differently, inside the radius {float(certificates.radius[k]):.6g}; it is saved in {path}"
@@ -190,8 +216,9 @@ def cross_check(
 ) -> Tensor:
     """Distances of the closest images found with another prediction than the certified one; infinite where none was.
 
-    Attacks every input by DDN, and by PGD at each ε where DDN has found nothing that close; any success inside a
-    certified radius is an error (see `check_certificates`). Always begins from the same seed.
+    Attacks every input by DDN, and by PGD at each ε where DDN has found nothing that
+    close; any success inside a certified radius is an error (see `check_certificates`).
+    Always begins from the same seed.
     """
     if index is None:
         index = torch.arange(len(test))
@@ -203,8 +230,15 @@ def cross_check(
             some = slice(first, first + _BATCH)
             x, batch, places = test.pixels(some), take(certificates, some), index[some]
             done, share = first / len(test), len(x) / len(test)
-            # First with pixels far beyond [0, 1], where certificates hold, too; its distances are not those of images.
-            check_certificates(x, batch, minimum_norm(model, x, batch.prediction, pixels=_BEYOND), folder, places)
+            # First with pixels far beyond [0, 1], where certificates hold, too; its
+            # distances are not those of images.
+            check_certificates(
+                x,
+                batch,
+                minimum_norm(model, x, batch.prediction, pixels=_BEYOND),
+                folder,
+                places,
+            )
             closest = minimum_norm(model, x, batch.prediction)
             check_certificates(x, batch, closest, folder, places)
             distance = closest.distance.cpu()
@@ -214,8 +248,12 @@ def cross_check(
                 left = (~fooled(distance, epsilon)).nonzero().flatten()
                 if len(left):
                     attacked = pgd(model, x[left], batch.prediction[left], epsilon)
-                    check_certificates(x[left], take(batch, left), attacked, folder, places[left])
-                    distance[left] = torch.minimum(distance[left], attacked.distance.cpu())
+                    check_certificates(
+                        x[left], take(batch, left), attacked, folder, places[left]
+                    )
+                    distance[left] = torch.minimum(
+                        distance[left], attacked.distance.cpu()
+                    )
             distances.append(distance)
             progress("attacking", done + share)
     return torch.cat(distances)

@@ -35,7 +35,10 @@ COMMANDS = {
 
 
 def root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)] = False,
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version and stop.", is_eager=True),
+    ] = False,
 ) -> None:
     if version:
         console.print(f"lipcert {VERSION}")
@@ -53,7 +56,9 @@ def build_app(called: str | None = None) -> typer.Typer:
     made.callback(invoke_without_command=True)(root)
     for name, (file, function, text) in COMMANDS.items():
         if called in (None, name):
-            made.command(name, short_help=text)(getattr(import_module(f"lipcert.commands.{file}"), function))
+            made.command(name, short_help=text)(
+                getattr(import_module(f"lipcert.commands.{file}"), function)
+            )
         else:
             made.command(name, help=text)(_not_imported)
     return made
@@ -79,7 +84,9 @@ def main() -> None:
     try:
         application = build_app(words[0] if words else "")
         if words and words[0] in COMMANDS and "--help" not in sys.argv:
-            import_module("torch")  # which takes longest, and does not survive an exception meanwhile
+            import_module(
+                "torch"
+            )  # which takes longest, and does not survive an exception meanwhile
         _interrupt_by_exceptions()
         application()
     except KeyboardInterrupt:
@@ -88,14 +95,20 @@ def main() -> None:
     except LipcertError as error:
         _say(str(error))
         sys.exit(2)
-    except OSError as error:  # a disk that is full or read-only, a folder that cannot be made
+    except (
+        OSError
+    ) as error:  # a disk that is full or read-only, a folder that cannot be made
         place = f"{error.filename}: " if error.filename else ""
-        _say(f"{place}{error.strerror or error}; choose another place, or make room there")
+        _say(
+            f"{place}{error.strerror or error}; choose another place, or make room there"
+        )
         sys.exit(2)
 
 
 def _say(message: str) -> None:
-    Console(stderr=True).print(f"[bold red]error:[/] {escape(message)}", highlight=False)
+    Console(stderr=True).print(
+        f"[bold red]error:[/] {escape(message)}", highlight=False
+    )
 
 
 def _interrupt_by_exceptions() -> None:

@@ -46,7 +46,9 @@ class UnsupportedError(LipcertError):
         self.nodes = tuple(nodes)
         count = f"{len(nodes)} operations" if len(nodes) > 1 else "an operation"
         lines = "\n".join(f"  - {node}" for node in nodes)
-        super().__init__(f"the model contains {count} that lipcert cannot bound:\n{lines}")
+        super().__init__(
+            f"the model contains {count} that lipcert cannot bound:\n{lines}"
+        )
 
 
 class TrainingModeError(LipcertError):
@@ -119,4 +121,6 @@ def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
     """Refuse a value that is not one of the choices, naming the nearest one."""
     if value not in choices:
         listed = ", ".join(map(str, choices))
-        raise OptionError(f"{name} is {value!r}, expected one of {listed}{nearest(value, choices)}")
+        raise OptionError(
+            f"{name} is {value!r}, expected one of {listed}{nearest(value, choices)}"
+        )

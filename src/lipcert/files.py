@@ -20,14 +20,16 @@ from torch import Tensor
 def replace_file(path: Path) -> Iterator[Path]:
     """Write to the temporary path that is yielded; it replaces `path` at the end, or vanishes on an error.
 
-    Its permissions follow the umask, also where a writer such as safetensors makes private files. A disk that is full
-    or read-only is an OSError that names `path`.
+    Its permissions follow the umask, also where a writer such as safetensors makes
+    private files. A disk that is full or read-only is an OSError that names `path`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # In the same folder, so on the same disk: os.replace is atomic there, and readers see the old file or the new one.
+    # In the same folder, so on the same disk: os.replace is atomic there, and readers
+    # see the old file or the new one.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        # An empty file of ours has the permissions that the umask gives; they are restored after the writer.
+        # An empty file of ours has the permissions that the umask gives; they are
+        # restored after the writer.
         temporary.touch()
         mode = temporary.stat().st_mode
         yield temporary
@@ -67,7 +69,8 @@ def leftovers(folder: Path) -> list[Path]:
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
     """SHA-256 of tensors on the CPU: their names, types, shapes and bytes."""
     digest = hashlib.sha256()
-    # Shapes and types are part of it: the same bytes may be a float32 tensor or an int32 one, a row or a column.
+    # Shapes and types are part of it: the same bytes may be a float32 tensor or an
+    # int32 one, a row or a column.
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())

@@ -20,4 +20,6 @@ def read_fraction(value: Any) -> Any:
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Radius = Annotated[float, Field(ge=0), BeforeValidator(read_fraction)]
-Epsilon = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(read_fraction)]
+Epsilon = Annotated[
+    float, Field(gt=0, allow_inf_nan=False), BeforeValidator(read_fraction)
+]

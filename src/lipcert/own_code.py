@@ -42,6 +42,8 @@ def own_code(spec: str, kind: type[LipcertError]) -> Iterator[Any]:
         sys.path.pop(0)
 
 
-def failure(spec: str, problem: str, error: Exception, kind: type[LipcertError]) -> LipcertError:
+def failure(
+    spec: str, problem: str, error: Exception, kind: type[LipcertError]
+) -> LipcertError:
     """That the user's code has failed, and where."""
     return kind(f"{spec} {problem} ({type(error).__name__}{user_line(error)}: {error})")

@@ -37,7 +37,8 @@ def sharing_work(wanted: bool = True) -> Iterator[None]:
 
     own_group = not dist.is_initialized()
     if own_group:
-        # Results are Python objects in the memory of processors, whatever device computes them.
+        # Results are Python objects in the memory of processors, whatever device
+        # computes them.
         dist.init_process_group("gloo")
     _state["sharing"] = True
     try:
@@ -84,7 +85,8 @@ def of_first(value: T) -> T:
 
 def own_share(work: Mapping[K, float]) -> list[K]:
     """The items of this process, in their order: the largest are dealt out first, each to whom has least."""
-    # Every process deals out all items in the same way, so that nobody has to be asked who does what.
+    # Every process deals out all items in the same way, so that nobody has to be asked
+    # who does what.
     loads = [0.0] * process_count()
     own = set()
     for item in sorted(work, key=lambda item: -work[item]):

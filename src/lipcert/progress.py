@@ -32,7 +32,8 @@ class Work:
 
     def part(self, amount: float) -> Report:
         """Reports on the next part, which is so large."""
-        # Reports of a part are absolute: called twice with the same fraction, it counts once.
+        # Reports of a part are absolute: called twice with the same fraction, it counts
+        # once.
         before = self._done
 
         def report(fraction: float) -> None:

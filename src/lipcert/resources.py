@@ -33,7 +33,9 @@ def usable_memory() -> int:
 
 def share_of_memory(device: torch.device) -> int:
     """60 % of what is free on a device."""
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
+    free = (
+        torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
+    )
     return max(1, int(_SHARE * free))
 
 
@@ -49,9 +51,15 @@ def shown_bytes(size: float) -> str:
 @cache
 def bfloat16_works() -> bool:
     """Whether this processor multiplies bfloat16 matrices; some say so, and end the process instead."""
-    # In a process of its own: an illegal instruction ends it, and no exception can be caught.
+    # In a process of its own: an illegal instruction ends it, and no exception can be
+    # caught.
     trial = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); a @ a"
-    return subprocess.run([sys.executable, "-c", trial], capture_output=True, check=False).returncode == 0
+    return (
+        subprocess.run(
+            [sys.executable, "-c", trial], capture_output=True, check=False
+        ).returncode
+        == 0
+    )
 
 
 def _guess() -> int:

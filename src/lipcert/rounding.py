@@ -1,8 +1,9 @@
 """Floating-point error analysis, and arithmetic that rounds up.
 
-Notation of Higham: u is the unit roundoff, γ_n = n·u/(1 − n·u). A sum of n products, in any order, is computed with an
-error of at most γ_n times the sum of the absolute products. Results of the functions `up_*` are upper bounds on the
-exact results for arguments that are not negative: whoever composes them need not count roundings.
+Notation of Higham: u is the unit roundoff, γ_n = n·u/(1 − n·u). A sum of n products, in
+any order, is computed with an error of at most γ_n times the sum of the absolute
+products. Results of the functions `up_*` are upper bounds on the exact results for
+arguments that are not negative: whoever composes them need not count roundings.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ _TINY = 4 * torch.finfo(torch.float64).tiny
 def gamma(n: float, dtype: torch.dtype = torch.float64) -> float:
     """γ_n in the given precision; infinite where n·u ≥ 1."""
     if dtype not in UNIT_ROUNDOFF:
-        raise OptionError(f"rounding errors are bounded for float32 and float64, not for {dtype}; convert the model")
+        raise OptionError(
+            f"rounding errors are bounded for float32 and float64, not for {dtype}; convert the model"
+        )
     # The factor 1 + 1e-12 makes up for the few roundings of this formula itself.
     nu = n * UNIT_ROUNDOFF[dtype]
     return nu / (1 - nu) * (1 + 1e-12) if nu < 1 else inf
@@ -34,14 +37,16 @@ def gamma(n: float, dtype: torch.dtype = torch.float64) -> float:
 
 def round_up(value: float, operations: int = 1) -> float:
     """An upper bound on a non-negative result whose computation took this many roundings in float64."""
-    # Two more: of 1 + γ and of the product. NaN is not below infinity, and becomes infinite.
+    # Two more: of 1 + γ and of the product. NaN is not below infinity, and becomes
+    # infinite.
     return value * (1 + gamma(operations + 2)) if value < inf else inf
 
 
 def up_product(*factors: Tensor | float) -> Tensor:
     """The product of float64 tensors, rounded up; zero only where a factor is."""
     total = torch.as_tensor(factors[0], dtype=torch.float64)
-    # Where no factor is zero, the product is positive, but may underflow to zero: a bound of zero would be false there.
+    # Where no factor is zero, the product is positive, but may underflow to zero: a
+    # bound of zero would be false there.
     positive = total > 0
     for factor in factors[1:]:
         positive = positive & (torch.as_tensor(factor, dtype=torch.float64) > 0)
@@ -51,22 +56,34 @@ def up_product(*factors: Tensor | float) -> Tensor:
 
 def up_sum(terms: Tensor, dim: int = 0) -> Tensor:
     """The sum of a float64 tensor along an axis, rounded up."""
-    return terms.sum(dim) * (1 + gamma(terms.shape[dim] + 1)) + _TINY * (terms > 0).any(dim).double()
+    return (
+        terms.sum(dim) * (1 + gamma(terms.shape[dim] + 1))
+        + _TINY * (terms > 0).any(dim).double()
+    )
 
 
 def up_matmul(a: Tensor, b: Tensor) -> Tensor:
     """The product of float64 matrices, or of a matrix and a vector, rounded up; zero only where all its terms are."""
     product: Tensor = a @ b
-    # Counts the terms that are positive, which cannot underflow: entries that have any get what all could lose.
+    # Counts the terms that are positive, which cannot underflow: entries that have any
+    # get what all could lose.
     positive = (a > 0).double() @ (b > 0).double() > 0
-    return product * (1 + gamma(a.shape[-1] + 2)) + a.shape[-1] * _TINY * positive.double()
+    return (
+        product * (1 + gamma(a.shape[-1] + 2)) + a.shape[-1] * _TINY * positive.double()
+    )
 
 
 @contextmanager
 def denormals_kept() -> Iterator[None]:
     """Within, numbers below the smallest normal one are not taken for zero (`torch.set_flush_denormal`)."""
     # 1e-40 is below the smallest normal number of float32, 1.2e-38.
-    flushes = float(torch.tensor(1e-40, dtype=torch.float32) * torch.ones((), dtype=torch.float32)) == 0.0
+    flushes = (
+        float(
+            torch.tensor(1e-40, dtype=torch.float32)
+            * torch.ones((), dtype=torch.float32)
+        )
+        == 0.0
+    )
     if not flushes:
         yield
         return

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 class Shown:
     """Shows itself in a terminal, in a notebook, as a figure and in pandas.
 
-    `lipcert.display` has a function `table`, `plot` and `frame` for every class of this kind. It is imported when
-    something is to be shown, so that what computes results knows nothing of drawing.
+    `lipcert.display` has a function `table`, `plot` and `frame` for every class of this
+    kind. It is imported when something is to be shown, so that what computes results
+    knows nothing of drawing.
     """
 
     def __rich__(self) -> RenderableType:

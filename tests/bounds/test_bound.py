@@ -66,9 +66,13 @@ def test_what_certificates_need_of_the_inside(name):
     model, shape = MODELS[name]
     bound, dense = lipcert.bound(model, shape), dense_maps(model, shape)
     m = dense.prefix()
-    torch.testing.assert_close(bound.prefix, torch.tensor(m[1:], dtype=torch.float64), rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        bound.prefix, torch.tensor(m[1:], dtype=torch.float64), rtol=1e-6, atol=0
+    )
     assert torch.equal(bound.tails[0], bound.value)
-    norm = {pair: torch.linalg.matrix_norm(matrix, 2) for pair, matrix in dense.maps.items()}
+    norm = {
+        pair: torch.linalg.matrix_norm(matrix, 2) for pair, matrix in dense.maps.items()
+    }
     for i in range(1, dense.last):
         parts = {i: 1.0}
         for k in range(i + 1, dense.last):
@@ -76,7 +80,9 @@ def test_what_certificates_need_of_the_inside(name):
             reached = sum(norm[k, j] * parts[j] for j in range(i, k))
             assert bound.between[k, i].item() == pytest.approx(float(reached), rel=1e-6)
         rows = {k: dense.maps[dense.last, k] for k in parts}
-        tail = sum(parts[k] * (rows[k][:, None] - rows[k][None]).norm(dim=2) for k in parts)
+        tail = sum(
+            parts[k] * (rows[k][:, None] - rows[k][None]).norm(dim=2) for k in parts
+        )
         torch.testing.assert_close(bound.tails[i], tail.detach(), rtol=1e-6, atol=1e-12)
 
 
@@ -86,7 +92,11 @@ def test_contributions_sum_to_the_mean(name, target):
     bound = lipcert.bound(*MODELS[name], target=target)
     assert next(iter(bound.contributions)) == "input"
     assert sum(bound.contributions.values()) == pytest.approx(bound.mean, rel=1e-9)
-    off_diagonal = bound.value[~torch.eye(3, dtype=torch.bool)] if bound.value.dim() == 2 else bound.value
+    off_diagonal = (
+        bound.value[~torch.eye(3, dtype=torch.bool)]
+        if bound.value.dim() == 2
+        else bound.value
+    )
     assert bound.mean == pytest.approx(off_diagonal.mean().item())
 
 
@@ -101,8 +111,14 @@ def test_names_of_sites_are_distinct():
     names = lipcert.trace(model, (3,)).site_names()
     assert names == ["input", "act", "act#2", "act#3"]
     assert list(lipcert.bound(model, (3,)).contributions) == names
-    shared = gaussian(nn.Sequential(nn.Linear(3, 3), relu := nn.ReLU(), nn.Linear(3, 3), relu))
-    assert lipcert.trace(shared, (3,)).site_names() == ["input", "1", "3"]  # by the places of one module
+    shared = gaussian(
+        nn.Sequential(nn.Linear(3, 3), relu := nn.ReLU(), nn.Linear(3, 3), relu)
+    )
+    assert lipcert.trace(shared, (3,)).site_names() == [
+        "input",
+        "1",
+        "3",
+    ]  # by the places of one module
 
 
 def test_a_bound_says_what_it_is():
@@ -110,7 +126,9 @@ def test_a_bound_says_what_it_is():
     proved = lipcert.bound(model, (4,))
     assert proved.guarantee == "deterministic"
     assert proved.inflation == 0.0
-    assert repr(proved).startswith(f"Bound({proved.mean:.6g} (mean of (3, 3)), method='liplt', target='pairwise', det")
+    assert repr(proved).startswith(
+        f"Bound({proved.mean:.6g} (mean of (3, 3)), method='liplt', target='pairwise', det"
+    )
     options = NormOptions(dense_limit=0, failure_probability=1e-6, seed=0)
     likely = lipcert.bound(model, (4,), "naive", "network", options=options)
     assert likely.guarantee == "holds with probability ≥ 1 − 1e-06"
@@ -129,7 +147,10 @@ def test_nearly_equal_rows_keep_their_distance():
     """Distances that a Gram matrix would lose to cancellation: two clusters of rows, and two equal rows."""
     model = dense_chain(50, 12).requires_grad_(False)
     w = model[0].weight
-    w[1:6], w[7:] = w[0] + 1e-9 * randn(5, 50, seed=1), w[6] + 1e-9 * randn(5, 50, seed=2)
+    w[1:6], w[7:] = (
+        w[0] + 1e-9 * randn(5, 50, seed=1),
+        w[6] + 1e-9 * randn(5, 50, seed=2),
+    )
     w[11] = w[10]
     value = lipcert.bound(model, (50,)).value
     exact = (w[:, None] - w[None]).norm(dim=2)
@@ -149,8 +170,12 @@ def test_pairwise_constants_follow_from_every_target():
 
 def test_float32_weights_are_bounded_as_the_numbers_they_are():
     model = dense_chain(4, 5, 3).float()
-    exact = reference(dense_chain(4, 5, 3).float().double(), (4,), target="pairwise").detach()
-    torch.testing.assert_close(lipcert.bound(model, (4,)).value, exact, rtol=1e-8, atol=0)
+    exact = reference(
+        dense_chain(4, 5, 3).float().double(), (4,), target="pairwise"
+    ).detach()
+    torch.testing.assert_close(
+        lipcert.bound(model, (4,)).value, exact, rtol=1e-8, atol=0
+    )
 
 
 def test_works_under_inference_mode():
@@ -167,11 +192,20 @@ def test_refusals():
         match=r"method is 'lipl', expected one of naive, liplt, .*; did you mean 'liplt'",
     ):
         lipcert.bound(model, (4,), "lipl")
-    with pytest.raises(OptionError, match=r"target is 'pairs', expected one of .*; did you mean 'pairwise'"):
+    with pytest.raises(
+        OptionError,
+        match=r"target is 'pairs', expected one of .*; did you mean 'pairwise'",
+    ):
         lipcert.bound(model, (4,), target="pairs")
-    with pytest.raises(OptionError, match=r"shape \(2, 2\) per input, expected a vector of logits; use target='net"):
+    with pytest.raises(
+        OptionError,
+        match=r"shape \(2, 2\) per input, expected a vector of logits; use target='net",
+    ):
         lipcert.bound(nn.Conv1d(2, 2, 3), (2, 4), target="pairwise")
-    with pytest.raises(TrainingModeError, match=r"1 \(BatchNorm\) is in training mode.*call model.eval\(\)"):
+    with pytest.raises(
+        TrainingModeError,
+        match=r"1 \(BatchNorm\) is in training mode.*call model.eval\(\)",
+    ):
         lipcert.bound(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), (4,))
 
 
@@ -180,5 +214,8 @@ def test_refusals():
 def test_weights_that_are_not_finite_are_named(name, value):
     model = gaussian(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)))
     model.state_dict()[name].view(-1)[1] = value
-    with pytest.raises(NonFiniteError, match=rf"{name} contains NaN or infinity; restore the last good weights"):
+    with pytest.raises(
+        NonFiniteError,
+        match=rf"{name} contains NaN or infinity; restore the last good weights",
+    ):
         lipcert.bound(model, (4,))

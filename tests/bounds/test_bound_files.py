@@ -16,13 +16,16 @@ from lipcert.errors import BoundError
 from models import Op, dense_chain, gaussian, named_models
 
 OTHER = (
-    r"made for other weights or another program: the model has changed since, .*; compute it again with lipcert\.bound"
+    r"made for other weights or another program: the model has changed since, .*; "
+    r"compute it again with lipcert\.bound"
 )
 
 
 def belongs(bound, model):
     """Whether the bound is accepted for the model; it is refused with the right words."""
-    if bound.facts.fingerprint == fingerprint(lipcert.trace(model, bound.facts.input_shape)):
+    if bound.facts.fingerprint == fingerprint(
+        lipcert.trace(model, bound.facts.input_shape)
+    ):
         bound.check_belongs(model)
         assert bound.belongs_to(model)
         return True
@@ -37,7 +40,10 @@ def test_round_trip(name, tmp_path):
     model, shape = named_models()[name]
     bound = lipcert.bound(model, shape)
     bound.save(tmp_path / "b")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["b.json", "b.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "b.json",
+        "b.safetensors",
+    ]
     for spelling in ("b", "b.json", "b.safetensors"):
         loaded = lipcert.Bound.load(tmp_path / spelling)
         assert loaded.facts == bound.facts
@@ -80,7 +86,11 @@ def in_json(**changes):
 
     def edit(path):
         facts = json.loads(path.read_text()) | changes
-        path.write_text(json.dumps({name: value for name, value in facts.items() if value is not None}))
+        path.write_text(
+            json.dumps(
+                {name: value for name, value in facts.items() if value is not None}
+            )
+        )
 
     return edit
 
@@ -119,18 +129,34 @@ EARLIER = r"the bound .*b was written by another version of lipcert \(format {},
 DAMAGE = {
     "json cut": ("b.json", truncate, "is damaged"),
     "json binary": ("b.json", lambda p: p.write_bytes(b"\xff\xfe\x00"), "is damaged"),
-    "json list": ("b.json", lambda p: p.write_text("[1]"), "is damaged .expected a JSON object"),
+    "json list": (
+        "b.json",
+        lambda p: p.write_text("[1]"),
+        "is damaged .expected a JSON object",
+    ),
     "json without sites": ("b.json", in_json(sites=None), EDITED),
     "json without checksum": ("b.json", in_json(checksum=None), EDITED),
     "json without format": ("b.json", in_json(format=None), EARLIER.format("None")),
-    "json of the format before": ("b.json", in_json(format=2, checksum=None), EARLIER.format(2)),
+    "json of the format before": (
+        "b.json",
+        in_json(format=2, checksum=None),
+        EARLIER.format(2),
+    ),
     "another guarantee": ("b.json", in_json(guarantee="proved"), EDITED),
     "another fingerprint": ("b.json", in_json(fingerprint="0"), EDITED),
     "other contributions": ("b.json", in_json(contributions={"input": 1.0}), EDITED),
     "one more fact": ("b.json", in_json(note="checked"), EDITED),
     "numbers cut": ("b.safetensors", truncate, "is damaged"),
-    "numbers missing": ("b.safetensors", lambda p: save_file({"tails": torch.zeros(1)}, p), EDITED),
-    "one more tensor": ("b.safetensors", in_numbers(lambda t: t.update(more=torch.zeros(1))), EDITED),
+    "numbers missing": (
+        "b.safetensors",
+        lambda p: save_file({"tails": torch.zeros(1)}, p),
+        EDITED,
+    ),
+    "one more tensor": (
+        "b.safetensors",
+        in_numbers(lambda t: t.update(more=torch.zeros(1))),
+        EDITED,
+    ),
     "smaller tails": ("b.safetensors", scaled("tails", 1e-3), EDITED),
     "negative tails": ("b.safetensors", scaled("tails", -1), EDITED),
     "tails of another shape": ("b.safetensors", in_numbers(other_shape), EDITED),
@@ -140,14 +166,24 @@ DAMAGE = {
     "smaller shares": ("b.safetensors", scaled("shares", 0.5), EDITED),
     "other scales": ("b.safetensors", scaled("scales of 1", 2), EDITED),
     "renamed scales": ("b.safetensors", in_numbers(renamed_scales), EDITED),
-    "json gone": ("b.json", lambda p: p.unlink(), r"b\.json does not exist; a bound is a .json and a .safetensors"),
-    "numbers gone": ("b.safetensors", lambda p: p.unlink(), r"b\.safetensors does not exist"),
+    "json gone": (
+        "b.json",
+        lambda p: p.unlink(),
+        r"b\.json does not exist; a bound is a .json and a .safetensors",
+    ),
+    "numbers gone": (
+        "b.safetensors",
+        lambda p: p.unlink(),
+        r"b\.safetensors does not exist",
+    ),
 }
 
 
 @pytest.fixture(scope="module")
 def rescaled():
-    return lipcert.bound(dense_chain(4, 5, 3), (4,), "rescaled", fit=FitOptions(steps=1))
+    return lipcert.bound(
+        dense_chain(4, 5, 3), (4,), "rescaled", fit=FitOptions(steps=1)
+    )
 
 
 @pytest.mark.parametrize("name", DAMAGE)
@@ -183,10 +219,26 @@ def entry(tensor, value):
 
 
 BAD = {
-    "negative tails": ("tails", lambda t: -t, "the tails of the bound contain negative numbers; compute it again"),
-    "negative between": ("between", lambda t: entry(t, -1e-300), "the between of the bound contain negative numbers"),
-    "infinite tails": ("tails", lambda t: entry(t, torch.inf), "the tails of the bound contain NaN or infinity"),
-    "shares not a number": ("shares", lambda t: entry(t, torch.nan), "the shares of the bound contain NaN or infinity"),
+    "negative tails": (
+        "tails",
+        lambda t: -t,
+        "the tails of the bound contain negative numbers; compute it again",
+    ),
+    "negative between": (
+        "between",
+        lambda t: entry(t, -1e-300),
+        "the between of the bound contain negative numbers",
+    ),
+    "infinite tails": (
+        "tails",
+        lambda t: entry(t, torch.inf),
+        "the tails of the bound contain NaN or infinity",
+    ),
+    "shares not a number": (
+        "shares",
+        lambda t: entry(t, torch.nan),
+        "the shares of the bound contain NaN or infinity",
+    ),
     "float32 tails": (
         "tails",
         lambda t: t.float(),
@@ -197,13 +249,41 @@ BAD = {
         lambda t: t[:1],
         r"tails of the bound have the shape \(1, 3, 3\), which does not",
     ),
-    "tails of other targets": ("tails", lambda t: t[..., 0], r"the shape \(2, 3\), .* 2 sites and the target pairwise"),
-    "tails that are not square": ("tails", lambda t: t[..., :2], r"the tails of the bound have the shape \(2, 3, 2\)"),
-    "between of other sites": ("between", lambda t: t[:1], r"the between of the bound have the shape \(1, 2\)"),
-    "shares of other sites": ("shares", lambda t: t[:1], r"the shares of the bound have the shape \(1,\)"),
-    "zero scales": ("scales", lambda s: {"1": entry(s["1"], 0)}, "scales of 1 of the bound .* that are not positive"),
-    "infinite scales": ("scales", lambda s: {"1": entry(s["1"], torch.inf)}, "scales of 1 of the bound contain NaN or"),
-    "float32 scales": ("scales", lambda s: {"1": s["1"].float()}, "scales of 1 of the bound are torch.float32"),
+    "tails of other targets": (
+        "tails",
+        lambda t: t[..., 0],
+        r"the shape \(2, 3\), .* 2 sites and the target pairwise",
+    ),
+    "tails that are not square": (
+        "tails",
+        lambda t: t[..., :2],
+        r"the tails of the bound have the shape \(2, 3, 2\)",
+    ),
+    "between of other sites": (
+        "between",
+        lambda t: t[:1],
+        r"the between of the bound have the shape \(1, 2\)",
+    ),
+    "shares of other sites": (
+        "shares",
+        lambda t: t[:1],
+        r"the shares of the bound have the shape \(1,\)",
+    ),
+    "zero scales": (
+        "scales",
+        lambda s: {"1": entry(s["1"], 0)},
+        "scales of 1 of the bound .* that are not positive",
+    ),
+    "infinite scales": (
+        "scales",
+        lambda s: {"1": entry(s["1"], torch.inf)},
+        "scales of 1 of the bound contain NaN or",
+    ),
+    "float32 scales": (
+        "scales",
+        lambda s: {"1": s["1"].float()},
+        "scales of 1 of the bound are torch.float32",
+    ),
     "another target": (
         "facts",
         lambda f: replace(f, target="all"),
@@ -226,12 +306,16 @@ def test_values_are_checked_even_if_the_checksum_is_right(rescaled, tmp_path):
     del facts["checksum"]
     facts["checksum"] = checksum(facts, load_file(tmp_path / "b.safetensors"))
     (tmp_path / "b.json").write_text(json.dumps(facts))
-    with pytest.raises(BoundError, match="the tails of the bound contain negative numbers"):
+    with pytest.raises(
+        BoundError, match="the tails of the bound contain negative numbers"
+    ):
         lipcert.Bound.load(tmp_path / "b")
 
 
 @pytest.mark.parametrize(("classes", "sites"), [(1, 2), (2, 2), (3, 1)])
-def test_values_for_another_number_of_classes_or_sites_are_refused_with_the_model(rescaled, classes, sites):
+def test_values_for_another_number_of_classes_or_sites_are_refused_with_the_model(
+    rescaled, classes, sites
+):
     smaller = replace(
         rescaled,
         facts=replace(rescaled.facts, sites=rescaled.facts.sites[:sites]),
@@ -249,12 +333,17 @@ def test_constants_that_overflow_are_refused():
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1e30)
-    with pytest.raises(BoundError, match="of the bound contain NaN or infinity: the weights are too large"):
+    with pytest.raises(
+        BoundError,
+        match="of the bound contain NaN or infinity: the weights are too large",
+    ):
         lipcert.bound(model, (4,), "naive")
 
 
 def test_changed_weights_and_buffers_are_refused():
-    model = gaussian(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 2)))
+    model = gaussian(
+        nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 2))
+    )
     bound = lipcert.bound(model, (4,))
     assert belongs(bound, model)
     for tensor in (model[0].weight, model[3].bias, model[1].running_var):
@@ -268,7 +357,9 @@ def test_changed_weights_and_buffers_are_refused():
 
 
 def conv(**options):
-    return nn.Sequential(nn.Conv2d(2, 2, 3, **options), nn.ReLU(), nn.Flatten(), nn.Linear(18, 2))
+    return nn.Sequential(
+        nn.Conv2d(2, 2, 3, **options), nn.ReLU(), nn.Flatten(), nn.Linear(18, 2)
+    )
 
 
 def test_a_tensor_that_is_no_parameter_counts_too():
@@ -291,13 +382,18 @@ def test_a_bound_of_the_same_weights_in_another_type_is_refused():
     model = dense_chain(3, 4, 2).float()
     bound = lipcert.bound(model, (3,))
     with pytest.raises(
-        BoundError, match=r"made for other weights or another program: .* or was in another dtype or mode"
+        BoundError,
+        match=r"made for other weights or another program: .* or was in another dtype or mode",
     ):
         bound.check_belongs(model.double())
 
 
 SAME_WEIGHTS = {
-    "slope": (lambda: nn.Sequential(nn.Linear(3, 3), nn.LeakyReLU(0.1)), nn.LeakyReLU(0.2), (3,)),
+    "slope": (
+        lambda: nn.Sequential(nn.Linear(3, 3), nn.LeakyReLU(0.1)),
+        nn.LeakyReLU(0.2),
+        (3,),
+    ),
     "activation": (lambda: nn.Sequential(nn.Linear(3, 3), nn.ReLU()), nn.GELU(), (3,)),
     "dilation": (lambda: conv(padding=1), conv(padding=2, dilation=2), (2, 3, 3)),
     "padding mode": (
@@ -305,9 +401,17 @@ SAME_WEIGHTS = {
         conv(padding=1, padding_mode="reflect"),
         (2, 3, 3),
     ),
-    "constant factor": (lambda: Op(lambda m, x: 2 * m.a(x), a=nn.Linear(3, 3)), lambda m, x: 3 * m.a(x), (3,)),
+    "constant factor": (
+        lambda: Op(lambda m, x: 2 * m.a(x), a=nn.Linear(3, 3)),
+        lambda m, x: 3 * m.a(x),
+        (3,),
+    ),
     "mean or sum": (lambda: Op(lambda m, x: x.mean(2)), lambda m, x: x.sum(2), (3, 2)),
-    "eps": (lambda: nn.Sequential(nn.BatchNorm1d(3, eps=1e-5)), nn.BatchNorm1d(3, eps=1e-7), (3,)),
+    "eps": (
+        lambda: nn.Sequential(nn.BatchNorm1d(3, eps=1e-5)),
+        nn.BatchNorm1d(3, eps=1e-7),
+        (3,),
+    ),
 }
 
 
@@ -324,5 +428,8 @@ def test_another_network_with_the_same_weights_is_refused(name):
         other[1] = change
     else:
         other.function = change
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(model.parameters(), other.parameters(), strict=True)
+    )
     assert not belongs(lipcert.bound(model, shape), other)

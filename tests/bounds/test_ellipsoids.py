@@ -23,7 +23,11 @@ class Skip(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second, self.last = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.first, self.second, self.last = (
+            nn.Linear(6, 8),
+            nn.Linear(8, 8),
+            nn.Linear(8, 3),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = torch.relu(self.first(x))
@@ -50,7 +54,9 @@ MODELS = {
 
 def steepest(model: nn.Module) -> torch.Tensor:
     """The largest slopes of all logit differences that were found, (K, K)."""
-    jacobians = torch.func.vmap(torch.func.jacrev(lambda x: model(x[None])[0]))(2 * randn(4000, 6))
+    jacobians = torch.func.vmap(torch.func.jacrev(lambda x: model(x[None])[0]))(
+        2 * randn(4000, 6)
+    )
     return (jacobians[:, :, None] - jacobians[:, None]).norm(dim=-1).amax(0)
 
 
@@ -66,7 +72,9 @@ def test_constants_lie_between_slopes_and_liplt(name):
 def test_fitted_multipliers_come_near_those_of_the_semidefinite_program(name):
     model = MODELS[name]()
     best = lipcert.bound(model, (6,), "lipsdp").value
-    found = lipcert.bound(model, (6,), "ellipsoids", fit=FitOptions(steps=150, each=60)).value
+    found = lipcert.bound(
+        model, (6,), "ellipsoids", fit=FitOptions(steps=150, each=60)
+    ).value
     assert (best <= found * (1 + 1e-4)).all()
     off = ~torch.eye(3, dtype=torch.bool)
     assert (found / best)[off].max() < 1.05
@@ -134,7 +142,9 @@ def test_multipliers_of_one_functional_are_no_worse_than_the_shared_ones():
     weights = torch.tensor([[1.0, -1.0, 0.0]], dtype=torch.float64)
     own = Maps.of(estimator.network).weighted(weights)
     expected = float(weights @ shared.output @ weights.T)
-    assert float(sharpened(own, shared, 0, 0.1).output) == pytest.approx(expected, rel=1e-12)
+    assert float(sharpened(own, shared, 0, 0.1).output) == pytest.approx(
+        expected, rel=1e-12
+    )
     assert float(sharpened(own, shared, 20, 0.1).output) < expected
 
 
@@ -156,17 +166,27 @@ def test_certificates_rest_on_them(tmp_path):
     assert bound.guarantee == "deterministic"
     x = torch.rand(20, 6)
     radius = lipcert.certify(model, x, bound).radius
-    assert (radius >= lipcert.certify(model, x, lipcert.bound(model, (6,), "liplt")).radius * (1 - 1e-6)).all()
-    again = lipcert.bound(model, (6,), "ellipsoids", fit=FitOptions(steps=5, each=5, start=bound.scales))
+    assert (
+        radius
+        >= lipcert.certify(model, x, lipcert.bound(model, (6,), "liplt")).radius
+        * (1 - 1e-6)
+    ).all()
+    again = lipcert.bound(
+        model, (6,), "ellipsoids", fit=FitOptions(steps=5, each=5, start=bound.scales)
+    )
     assert again.mean < 1.1 * bound.mean
 
 
 def test_what_cannot_be_followed_is_refused():
-    pooled = nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 3)).eval()
+    pooled = nn.Sequential(
+        nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 3)
+    ).eval()
     with pytest.raises(OptionError, match="mixes the entries of its input"):
         lipcert.bound(pooled, (1, 6, 6), "ellipsoids")
     with pytest.raises(OptionError, match="no target 'last-layer'"):
         lipcert.Estimator(MODELS["ReLU"](), (6,), "ellipsoids", "last-layer")
-    wide = nn.Sequential(nn.Linear(6, LIMIT + 1), nn.ReLU(), nn.Linear(LIMIT + 1, 3)).eval()
+    wide = nn.Sequential(
+        nn.Linear(6, LIMIT + 1), nn.ReLU(), nn.Linear(LIMIT + 1, 3)
+    ).eval()
     with pytest.raises(TooLargeError, match="4097 neurons"):
         lipcert.Estimator(wide, (6,), "ellipsoids")

@@ -19,24 +19,37 @@ TARGETS = ["network", "per-class", "last-layer", "pairwise"]
 def test_replaced_layers_are_noticed():
     model = dense_chain(4, 6, 3)
     estimator = lipcert.Estimator(model, (4,))
-    model.load_state_dict({name: 2 * tensor for name, tensor in model.state_dict().items()}, assign=True)
+    model.load_state_dict(
+        {name: 2 * tensor for name, tensor in model.state_dict().items()}, assign=True
+    )
     assert (estimator() > 0).any()  # the same layers with other weights
     model[2] = nn.Linear(6, 3).double()
-    with pytest.raises(OptionError, match="layers of the model were replaced since the estimator was made"):
+    with pytest.raises(
+        OptionError,
+        match="layers of the model were replaced since the estimator was made",
+    ):
         estimator()
 
 
 @pytest.mark.parametrize("method", ["liplt", "rescaled"])
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))])
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))]
+)
 def test_copies_belong_to_a_copy_of_the_model(method, copied):
     model = dense_chain(4, 6, 6, 6, 6, 6, 6, 3)
-    estimator = lipcert.Estimator(model, (4,), method, "per-class", 3, seed=5, accelerated=True)
+    estimator = lipcert.Estimator(
+        model, (4,), method, "per-class", 3, seed=5, accelerated=True
+    )
     estimator()
     if method == "rescaled":
         estimator.scales.begin_with({"1": torch.full((6,), 2.0)})
     other_model, other = copied((model, estimator))
     assert torch.equal(other(), estimator())
-    assert (other.method, other.target, other.accelerated) == (method, "per-class", True)
+    assert (other.method, other.target, other.accelerated) == (
+        method,
+        "per-class",
+        True,
+    )
     before = estimator().detach()
     with torch.no_grad():
         other_model[0].weight.mul_(2)
@@ -49,9 +62,20 @@ def test_copies_belong_to_a_copy_of_the_model(method, copied):
 
 def test_shapes_of_the_value():
     model = dense_chain(3, 4, 5)
-    shapes = {target: tuple(lipcert.Estimator(model, (3,), target=target)().shape) for target in TARGETS}
-    assert shapes == {"network": (), "per-class": (5,), "last-layer": (5, 5), "pairwise": (5, 5)}
-    assert all(lipcert.Estimator(model, (3,), target=target).pairwise().shape == (5, 5) for target in TARGETS)
+    shapes = {
+        target: tuple(lipcert.Estimator(model, (3,), target=target)().shape)
+        for target in TARGETS
+    }
+    assert shapes == {
+        "network": (),
+        "per-class": (5,),
+        "last-layer": (5, 5),
+        "pairwise": (5, 5),
+    }
+    assert all(
+        lipcert.Estimator(model, (3,), target=target).pairwise().shape == (5, 5)
+        for target in TARGETS
+    )
 
 
 def test_vectors_are_buffers_and_the_model_is_not_part_of_the_estimator():
@@ -59,7 +83,11 @@ def test_vectors_are_buffers_and_the_model_is_not_part_of_the_estimator():
     estimator = lipcert.Estimator(model, (3,))
     assert list(estimator.parameters()) == []
     assert list(estimator.children()) == []
-    assert estimator.state_dict().keys() == dict(estimator.named_buffers()).keys() == {"vectors_0"}
+    assert (
+        estimator.state_dict().keys()
+        == dict(estimator.named_buffers()).keys()
+        == {"vectors_0"}
+    )
     assert not any(buffer.requires_grad for buffer in estimator.buffers())
 
 
@@ -75,7 +103,9 @@ def test_a_loaded_estimator_continues_with_the_same_value(name):
     assert torch.equal(restored(), estimator())
 
 
-@pytest.mark.parametrize("name", ["chain", "gelu chain", "paper residual", "two branches"])
+@pytest.mark.parametrize(
+    "name", ["chain", "gelu chain", "paper residual", "two branches"]
+)
 def test_one_iteration_per_call_converges_by_the_warm_start(name):
     model, shape = MODELS[name]
     expected = converged(model, shape, target="network")()
@@ -117,7 +147,10 @@ def test_no_iterations_leave_the_vectors_alone():
 
 def test_the_seed_decides_the_first_vectors():
     model = dense_chain(3, 4, 5)
-    first, same, other = (lipcert.Estimator(model, (3,), power_iterations=1, seed=seed)() for seed in (1, 1, 2))
+    first, same, other = (
+        lipcert.Estimator(model, (3,), power_iterations=1, seed=seed)()
+        for seed in (1, 1, 2)
+    )
     assert torch.equal(first, same)
     assert not torch.equal(first, other)
 
@@ -141,7 +174,9 @@ def test_contributions_sum_to_the_value_and_prefixes_are_those_of_sub_networks(t
     if total.dim() == 2:
         total = total.sum() / (len(total) * (len(total) - 1))
     assert estimate.contributions.shape == (3,)
-    assert estimate.contributions.sum().item() == pytest.approx(total.mean().item(), rel=1e-12)
+    assert estimate.contributions.sum().item() == pytest.approx(
+        total.mean().item(), rel=1e-12
+    )
     assert estimate.prefix.shape == (2,)
 
 
@@ -154,7 +189,9 @@ def test_prefixes_are_the_constants_of_the_networks_up_to_each_nonlinearity():
 
 
 def noisy():
-    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Dropout(0.9), nn.Linear(4, 2))
+    return nn.Sequential(
+        nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Dropout(0.9), nn.Linear(4, 2)
+    )
 
 
 def test_training_mode_uses_the_running_statistics_and_changes_nothing():
@@ -164,7 +201,9 @@ def test_training_mode_uses_the_running_statistics_and_changes_nothing():
     state = copy.deepcopy(model.state_dict())
     assert torch.equal(lipcert.Estimator(model, (3,))(), expected)
     assert all(module.training for module in model.modules())
-    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+    assert all(
+        torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items()
+    )
 
 
 def test_running_statistics_are_followed():
@@ -181,7 +220,11 @@ def test_the_estimator_follows_the_model_to_another_type():
     single = estimator()
     model.double()
     double = estimator()
-    assert (single.dtype, double.dtype, estimator.vectors_0.dtype) == (torch.float32, torch.float64, torch.float64)
+    assert (single.dtype, double.dtype, estimator.vectors_0.dtype) == (
+        torch.float32,
+        torch.float64,
+        torch.float64,
+    )
     torch.testing.assert_close(single.double(), double, rtol=1e-4, atol=1e-5)
     assert model.float() is model
     assert estimator().dtype == torch.float32
@@ -205,7 +248,9 @@ def test_bad_weights_are_named_and_do_not_spoil_the_vectors(layer, bad, target):
     estimator = lipcert.Estimator(model, (3,), target=target, power_iterations=3)
     good = copy.deepcopy(model.state_dict())
     model[layer].weight.data[0, 0] = bad
-    with pytest.raises(NonFiniteError, match=rf"{layer}\.weight contains NaN or infinity.*restore"):
+    with pytest.raises(
+        NonFiniteError, match=rf"{layer}\.weight contains NaN or infinity.*restore"
+    ):
         estimator()
     assert all(torch.isfinite(buffer).all() for buffer in estimator.buffers())
     model.load_state_dict(good)
@@ -232,13 +277,18 @@ def test_large_finite_constants_survive_in_float32():
 
 
 OPTIONS = [
-    ({"method": "lip-lt"}, r"method is 'lip-lt', expected one of naive, liplt.*did you mean 'liplt'"),
+    (
+        {"method": "lip-lt"},
+        r"method is 'lip-lt', expected one of naive, liplt.*did you mean 'liplt'",
+    ),
     ({"target": "pair-wise"}, r"target is 'pair-wise'.*did you mean 'pairwise'"),
     ({"power_iterations": -1}, r"power_iterations is -1, expected 0 or more"),
 ]
 
 
-@pytest.mark.parametrize(("options", "message"), OPTIONS, ids=[str(options) for options, _ in OPTIONS])
+@pytest.mark.parametrize(
+    ("options", "message"), OPTIONS, ids=[str(options) for options, _ in OPTIONS]
+)
 def test_wrong_options(options, message):
     with pytest.raises(OptionError, match=message):
         lipcert.Estimator(dense_chain(3, 4, 2), (3,), **options)
@@ -249,7 +299,9 @@ def test_wrong_models_and_shapes():
         lipcert.Estimator(dense_chain(3, 4, 2), (4,))
     with pytest.raises(UnsupportedError, match="LayerNorm"):
         lipcert.Estimator(nn.LayerNorm(3), (3,))
-    with pytest.raises(OptionError, match=r"shape \(2, 5\) per input.*target='network'"):
+    with pytest.raises(
+        OptionError, match=r"shape \(2, 5\) per input.*target='network'"
+    ):
         lipcert.Estimator(nn.Linear(3, 5), (2, 3))
     assert lipcert.Estimator(nn.Linear(3, 5), (2, 3), target="network")().dim() == 0
 
@@ -261,10 +313,15 @@ def test_one_number_per_input():
 
 
 def test_repr_names_the_options():
-    assert "method='liplt', target='pairwise', power_iterations=5" in repr(lipcert.Estimator(nn.Linear(2, 2), (2,)))
+    assert "method='liplt', target='pairwise', power_iterations=5" in repr(
+        lipcert.Estimator(nn.Linear(2, 2), (2,))
+    )
 
 
 def test_types_with_too_few_bits():
     estimator = lipcert.Estimator(dense_chain(3, 4, 2).half(), (3,))
-    with pytest.raises(OptionError, match=r"estimates need float32 or float64, the model is in torch.float16"):
+    with pytest.raises(
+        OptionError,
+        match=r"estimates need float32 or float64, the model is in torch.float16",
+    ):
         estimator()

@@ -22,9 +22,24 @@ from lipcert.layers import MaxMin
 from models import PaperResidual, dense_chain, gaussian, named_models
 
 MODELS = named_models()
-SMALL = ["chain", "gelu chain", "prelu chain", "paper residual", "two branches", "pooled"]
-POOLED = gaussian(nn.Sequential(nn.Conv2d(1, 2, 2), nn.ReLU(), nn.MaxPool2d(2, 1), nn.Flatten(), nn.Linear(2, 3)))
-SLOPES = {"relu": (nn.ReLU, 0.0, 1.0), "leaky": (lambda: nn.LeakyReLU(0.3), 0.3, 1.0), "tanh": (nn.Tanh, 0.0, 1.0)}
+SMALL = [
+    "chain",
+    "gelu chain",
+    "prelu chain",
+    "paper residual",
+    "two branches",
+    "pooled",
+]
+POOLED = gaussian(
+    nn.Sequential(
+        nn.Conv2d(1, 2, 2), nn.ReLU(), nn.MaxPool2d(2, 1), nn.Flatten(), nn.Linear(2, 3)
+    )
+)
+SLOPES = {
+    "relu": (nn.ReLU, 0.0, 1.0),
+    "leaky": (lambda: nn.LeakyReLU(0.3), 0.3, 1.0),
+    "tanh": (nn.Tanh, 0.0, 1.0),
+}
 
 
 def constants(model, shape, *args, **options):
@@ -32,15 +47,24 @@ def constants(model, shape, *args, **options):
 
 
 def check_against_jacobians(model, shape):
-    found = {target: constants(model, shape, target) for target in ("network", "per-class", "pairwise")}
+    found = {
+        target: constants(model, shape, target)
+        for target in ("network", "per-class", "pairwise")
+    }
     check_jacobians(model, shape, found, 12)
     network, rows, pairwise = found.values()
     assert torch.equal(pairwise, pairwise.T)
     assert (pairwise.diagonal() == 0).all()
     assert (rows <= network * (1 + 1e-6)).all()
     assert (pairwise <= sqrt(2) * network * (1 + 1e-6)).all()
-    for target, value in (("network", network), ("per-class", rows), ("pairwise", pairwise)):
-        assert (value <= reference(model, shape, "liplt", target) * (1 + 1e-6) + 1e-9).all()
+    for target, value in (
+        ("network", network),
+        ("per-class", rows),
+        ("pairwise", pairwise),
+    ):
+        assert (
+            value <= reference(model, shape, "liplt", target) * (1 + 1e-6) + 1e-9
+        ).all()
 
 
 @examples(1)
@@ -60,10 +84,16 @@ def theorem(w0, w1, alpha, beta, skip=None):
     w0, w1 = w0.detach().numpy(), w1.detach().numpy()
     h = np.zeros((w1.shape[0], w0.shape[1])) if skip is None else skip.detach().numpy()
     rho, t = cvxpy.Variable(), cvxpy.Variable(w0.shape[0], nonneg=True)
-    corner = -2 * alpha * beta * w0.T @ cvxpy.diag(t) @ w0 + h.T @ h - rho * np.eye(w0.shape[1])
+    corner = (
+        -2 * alpha * beta * w0.T @ cvxpy.diag(t) @ w0
+        + h.T @ h
+        - rho * np.eye(w0.shape[1])
+    )
     side = (alpha + beta) * w0.T @ cvxpy.diag(t) + h.T @ w1
     whole = cvxpy.bmat([[corner, side], [side.T, -2 * cvxpy.diag(t) + w1.T @ w1]])
-    cvxpy.Problem(cvxpy.Minimize(rho), [(whole + whole.T) / 2 << 0]).solve(solver="CLARABEL")
+    cvxpy.Problem(cvxpy.Minimize(rho), [(whole + whole.T) / 2 << 0]).solve(
+        solver="CLARABEL"
+    )
     return sqrt(rho.value)
 
 
@@ -77,13 +107,17 @@ def test_one_hidden_layer_is_the_theorem_of_the_paper(activation, widths):
     rows = model[2].weight
     if len(rows) > 1:
         expected = theorem(model[0].weight, rows[:1] - rows[1:2], alpha, beta)
-        assert constants(model, (widths[0],), "pairwise")[0, 1].item() == pytest.approx(expected, rel=1e-6)
+        assert constants(model, (widths[0],), "pairwise")[0, 1].item() == pytest.approx(
+            expected, rel=1e-6
+        )
 
 
 def test_a_residual_layer_is_the_generalised_theorem():
     model = gaussian(PaperResidual([4, 5], 6, 3, nn.ReLU))
     out = model.out.weight
-    expected = theorem(model.w[0].weight, out @ model.g[0].weight, 0.0, 1.0, out @ model.h[0].weight)
+    expected = theorem(
+        model.w[0].weight, out @ model.g[0].weight, 0.0, 1.0, out @ model.h[0].weight
+    )
     assert constants(model, (4,)).item() == pytest.approx(expected, rel=1e-6)
 
 
@@ -91,7 +125,10 @@ def test_a_residual_layer_is_the_generalised_theorem():
 def test_both_solvers_agree(name):
     pytest.importorskip("cvxpy")
     model, shape = MODELS.get(name, (POOLED, (1, 3, 3)))
-    own, other = (constants(model, shape, "network", solver=s).item() for s in ("barrier", "cvxpy"))
+    own, other = (
+        constants(model, shape, "network", solver=s).item()
+        for s in ("barrier", "cvxpy")
+    )
     assert own == pytest.approx(other, rel=1e-6)
 
 
@@ -103,13 +140,17 @@ def test_linear_models_get_their_spectral_norm(inputs):
     exact = torch.linalg.matrix_norm(weight, 2).item()
     assert exact <= value <= exact * (1 + 1e-6)
     pairwise = constants(model, (inputs,), "pairwise")
-    torch.testing.assert_close(pairwise, torch.cdist(weight, weight), rtol=1e-6, atol=1e-12)
+    torch.testing.assert_close(
+        pairwise, torch.cdist(weight, weight), rtol=1e-6, atol=1e-12
+    )
 
 
 def test_a_diagonal_network_is_exact():
     """φ acts on each coordinate of a diagonal chain alone, so the constant is the largest product of weights."""
     model = dense_chain(3, 3, 3, 3)
-    first, second, third = torch.tensor([[3.0, 1.0, 2.0], [0.5, 4.0, 1.0], [2.0, 1.0, 1.5]], dtype=torch.float64)
+    first, second, third = torch.tensor(
+        [[3.0, 1.0, 2.0], [0.5, 4.0, 1.0], [2.0, 1.0, 1.5]], dtype=torch.float64
+    )
     for layer, diagonal in zip(model[::2], (first, second, third), strict=True):
         layer.weight.data = torch.diag(diagonal)
     exact = (first * second * third).max().item()
@@ -119,9 +160,16 @@ def test_a_diagonal_network_is_exact():
 @pytest.mark.parametrize("name", ["chain", "paper residual", "two branches"])
 def test_pairs_are_networks_with_one_output(name):
     model, shape = MODELS[name]
-    pairwise, per_class = constants(model, shape, "pairwise"), constants(model, shape, "per-class")
+    pairwise, per_class = (
+        constants(model, shape, "pairwise"),
+        constants(model, shape, "per-class"),
+    )
     difference = nn.Linear(3, 1, bias=False).double()
-    for weights, expected in (([1, 0, -1], pairwise[0, 2]), ([0, 1, -1], pairwise[1, 2]), ([0, 1, 0], per_class[1])):
+    for weights, expected in (
+        ([1, 0, -1], pairwise[0, 2]),
+        ([0, 1, -1], pairwise[1, 2]),
+        ([0, 1, 0], per_class[1]),
+    ):
         difference.weight.data = torch.tensor([weights], dtype=torch.float64)
         alone = constants(nn.Sequential(model, difference).eval(), shape)
         assert alone.item() == pytest.approx(expected.item(), rel=1e-6)
@@ -129,7 +177,10 @@ def test_pairs_are_networks_with_one_output(name):
 
 def test_only_some_pairs():
     model, shape = MODELS["chain"]
-    whole, some = constants(model, shape, "pairwise"), constants(model, shape, "pairwise", pairs=[(2, 0), (0, 2)])
+    whole, some = (
+        constants(model, shape, "pairwise"),
+        constants(model, shape, "pairwise", pairs=[(2, 0), (0, 2)]),
+    )
     assert some[0, 2] == some[2, 0] == whole[0, 2]
     assert some.isinf().sum() == 4
     assert (some.diagonal() == 0).all()
@@ -137,14 +188,22 @@ def test_only_some_pairs():
 
 def test_layers_that_mix_coordinates():
     for mixing in (MaxMin(), nn.Softmax(dim=1)):
-        model = gaussian(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 6), mixing, nn.Linear(6, 3)))
+        model = gaussian(
+            nn.Sequential(
+                nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 6), mixing, nn.Linear(6, 3)
+            )
+        )
         local = torch.linalg.matrix_norm(jacobians(model, (4,), 40), 2).max()
         value = constants(model, (4,))
         assert local <= value <= lipcert.bound(model, (4,), target="network").value
 
 
 def test_a_sorting_layer_behind_orthogonal_maps_is_exact():
-    model = gaussian(nn.Sequential(nn.Linear(4, 4), MaxMin(), nn.Linear(4, 4), MaxMin(), nn.Linear(4, 2)))
+    model = gaussian(
+        nn.Sequential(
+            nn.Linear(4, 4), MaxMin(), nn.Linear(4, 4), MaxMin(), nn.Linear(4, 2)
+        )
+    )
     for k in (0, 2):
         model[k].weight.data = torch.linalg.qr(model[k].weight.data).Q
     exact = torch.linalg.matrix_norm(model[4].weight, 2).item()
@@ -158,10 +217,14 @@ def test_directions_of_the_input_that_no_map_sees_are_left_out():
     folded.load_state_dict(model.state_dict() | {"0.weight": r.T})
     assert q.shape == (50, 4)
     options = {"limit": 4 + 4 + 4}
-    assert constants(model, (50,), **options).item() == pytest.approx(constants(folded, (4,)).item(), rel=1e-6)
+    assert constants(model, (50,), **options).item() == pytest.approx(
+        constants(folded, (4,)).item(), rel=1e-6
+    )
 
 
-@pytest.mark.parametrize("scales", [(1e-8, 1e8, 1.0), (1e6, 1e6, 1e-30), (1e-60, 1.0, 1.0)])
+@pytest.mark.parametrize(
+    "scales", [(1e-8, 1e8, 1.0), (1e6, 1e6, 1e-30), (1e-60, 1.0, 1.0)]
+)
 def test_weights_of_different_magnitudes(scales):
     model = dense_chain(6, 4, 4, 3)
     expected = constants(model, (6,)).item() * np.prod(scales)
@@ -199,12 +262,16 @@ def test_a_bad_solver_costs_accuracy_but_not_truth(name, solution, monkeypatch):
     """In the exact example LipSDP is the true constant, so nothing may come out below it."""
     if name == "exact":
         model, shape = dense_chain(3, 3, 3, 3), (3,)
-        for layer, diagonal in zip(model[::2], ([3.0, 1.0, 2.0], [0.5, 4.0, 1.0], [2.0, 1.0, 1.5]), strict=True):
+        for layer, diagonal in zip(
+            model[::2], ([3.0, 1.0, 2.0], [0.5, 4.0, 1.0], [2.0, 1.0, 1.5]), strict=True
+        ):
             layer.weight.data = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
         least = 4.0
     else:
         model, shape = MODELS[name]
-        least = constants(model, shape).item() * (1 - 1e-7)  # the optimum, but for the solver's tolerance
+        least = constants(model, shape).item() * (
+            1 - 1e-7
+        )  # the optimum, but for the solver's tolerance
     with torch.no_grad():
         system = System(transformed(model, shape), 99, lambda *_: None)
         problem, scale, _ = system.problem(None)
@@ -222,9 +289,13 @@ def test_a_solver_that_stops_early_is_an_error(monkeypatch):
     model, shape = MODELS["paper residual"]
     optimum, liplt = constants(model, shape).item(), reference(model, shape).item()
     monkeypatch.setattr(inequality, "_STEPS", 5)
-    with pytest.raises(SolverError, match=r"use method='rescaled' or method='best', .*solver='cvxpy'") as caught:
+    with pytest.raises(
+        SolverError, match=r"use method='rescaled' or method='best', .*solver='cvxpy'"
+    ) as caught:
         lipcert.bound(model, shape, "lipsdp", "network")
-    value, excess = re.search(r"prove ([\d.e+-]+), LipSDP may be up to ([\d.]+)% smaller", str(caught.value)).groups()
+    value, excess = re.search(
+        r"prove ([\d.e+-]+), LipSDP may be up to ([\d.]+)% smaller", str(caught.value)
+    ).groups()
     assert optimum < float(value) <= liplt * (1 + 1e-6)
     assert float(value) * (1 - float(excess) / 100) <= optimum * (1 + 1e-4)
     for target in ("per-class", "pairwise"):
@@ -240,16 +311,28 @@ ACAS = (5, 50, 50, 50, 50, 50, 50, 5)
 
 def badly_scaled(widths, kind, seed=1):
     """Layers with norms from 1e-3 to 1e3; neurons of different sizes, or one large direction and weak neurons."""
-    model, generator = dense_chain(*widths, seed=seed), torch.Generator().manual_seed(seed)
+    model, generator = (
+        dense_chain(*widths, seed=seed),
+        torch.Generator().manual_seed(seed),
+    )
     for layer in model[::2]:
         weight = layer.weight.data
-        rows, columns = (torch.randn(n, generator=generator, dtype=torch.float64) for n in weight.shape)
+        rows, columns = (
+            torch.randn(n, generator=generator, dtype=torch.float64)
+            for n in weight.shape
+        )
         if kind == "neurons":
             weight *= (3 * rows).exp()[:, None] ** 0.5
         if kind == "directions":
-            weight += 3 * weight.norm() * torch.outer(rows / rows.norm(), columns / columns.norm())
+            weight += (
+                3
+                * weight.norm()
+                * torch.outer(rows / rows.norm(), columns / columns.norm())
+            )
             weight[rows > 1] *= 1e-3 if len(weight) > 5 else 1.0
-        weight *= 10 ** (6 * torch.rand((), generator=generator, dtype=torch.float64) - 3)
+        weight *= 10 ** (
+            6 * torch.rand((), generator=generator, dtype=torch.float64) - 3
+        )
     return model
 
 
@@ -262,7 +345,10 @@ def test_badly_scaled_deep_networks(kind):
 
 def test_rows_and_pairs_of_badly_scaled_networks():
     model = badly_scaled((5, 20, 20, 20, 20, 5), "directions")
-    found = {target: constants(model, (5,), target) for target in ("network", "per-class", "pairwise")}
+    found = {
+        target: constants(model, (5,), target)
+        for target in ("network", "per-class", "pairwise")
+    }
     check_jacobians(model, (5,), found, 12)
     for target, value in found.items():
         liplt = reference(model, (5,), "liplt", target)
@@ -307,27 +393,42 @@ def test_neurons_without_input_or_output_do_not_count():
     smaller[4].weight.data = model[4].weight.data
     for target in ("network", "pairwise"):
         expected = constants(smaller, (4,), target)
-        torch.testing.assert_close(constants(model, (4,), target), expected, rtol=1e-6, atol=0)
+        torch.testing.assert_close(
+            constants(model, (4,), target), expected, rtol=1e-6, atol=0
+        )
 
 
 @torch.no_grad()
 def test_the_proof_refuses_what_is_infeasible():
     """ρ below the optimum by the accuracy of the solver is not proved, and errors in the maps enlarge the bound."""
-    problem, _, _ = System(transformed(*MODELS["chain"]), 99, lambda *_: None).problem(None)
+    problem, _, _ = System(transformed(*MODELS["chain"]), 99, lambda *_: None).problem(
+        None
+    )
     x = inequality.barrier(problem)
     x[0] = inequality.smallest_rho(problem, x)
-    assert inequality.proved(problem, x * np.where(np.arange(len(x)) == 0, 1 + 1e-8, 1.0)) < 1e-9
-    assert inequality.proved(problem, x * np.where(np.arange(len(x)) == 0, 1 - 1e-8, 1.0)) == np.inf
+    assert (
+        inequality.proved(problem, x * np.where(np.arange(len(x)) == 0, 1 + 1e-8, 1.0))
+        < 1e-9
+    )
+    assert (
+        inequality.proved(problem, x * np.where(np.arange(len(x)) == 0, 1 - 1e-8, 1.0))
+        == np.inf
+    )
     plain = inequality.prove(problem, x, 1.0)
     shaky = inequality.Problem(
-        **{**vars(problem), "drift": problem.drift + np.tril(np.full_like(problem.drift, 1e-7), -1)}
+        **{
+            **vars(problem),
+            "drift": problem.drift + np.tril(np.full_like(problem.drift, 1e-7), -1),
+        }
     )
     assert plain * (1 + 1e-6) < inequality.prove(shaky, x, 1.0)
 
 
 def test_refusals(monkeypatch):
     model, shape = MODELS["chain"]
-    with pytest.raises(TooLargeError, match=r"order 14 .*limit is 13; use method='rescaled'"):
+    with pytest.raises(
+        TooLargeError, match=r"order 14 .*limit is 13; use method='rescaled'"
+    ):
         constants(model, shape, limit=13)
     assert constants(model, shape, limit=14) > 0
     with pytest.raises(TooLargeError, match=r"order 11 or more .*limit is 5"):

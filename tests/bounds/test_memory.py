@@ -36,10 +36,14 @@ except lipcert.LipcertError as error:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and limits")
-@pytest.mark.parametrize(("mebibytes", "expected"), [(150, "TooLargeError"), (900, "0.")])
+@pytest.mark.parametrize(
+    ("mebibytes", "expected"), [(150, "TooLargeError"), (900, "0.")]
+)
 def test_a_limit_on_the_address_space(mebibytes, expected):
     command = [sys.executable, "-c", SCRIPT, str(mebibytes)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(expected), done.stdout
     if expected == "TooLargeError":
@@ -50,6 +54,9 @@ def test_a_limit_on_the_address_space(mebibytes, expected):
 def test_rows_that_do_not_fit_are_refused_before_any_work(monkeypatch):
     monkeypatch.setattr(output_rows, "share_of_memory", lambda device: 1000)
     model = dense_chain(5, 8, 6)
-    with pytest.raises(TooLargeError, match=r"rows of 6 logits take about 1.5 KiB, 1e\+03 B may be used; bound the"):
+    with pytest.raises(
+        TooLargeError,
+        match=r"rows of 6 logits take about 1.5 KiB, 1e\+03 B may be used; bound the",
+    ):
         lipcert.bound(model, (5,))
     assert torch.isfinite(lipcert.bound(model, (5,), target="network").value)

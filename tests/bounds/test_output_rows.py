@@ -17,7 +17,9 @@ from models import dense_chain
 PRECISION = 1e-9
 
 
-@given(seed=st.integers(0, 999), rank=st.integers(1, 9), exponent=st.integers(-140, 140))
+@given(
+    seed=st.integers(0, 999), rank=st.integers(1, 9), exponent=st.integers(-140, 140)
+)
 def test_a_majorant_shortens_no_combination_of_rows(seed, rank, exponent):
     """Also of rows that depend on each other, and of very large and very small ones."""
     rows = randn(6, rank, seed=seed) @ randn(rank, 30, seed=seed + 1) * 10.0**exponent
@@ -51,8 +53,17 @@ def test_constants_of_many_classes_are_those_of_the_dense_maps(method):
 def test_convolutions_before_a_narrow_layer(target):
     """Against the rows of all logits."""
     torch.manual_seed(0)
-    layers = [nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(64, 6), nn.ReLU(), nn.Linear(6, 20)]
-    network = transformed(nn.Sequential(*layers, nn.Flatten()).double().eval(), (2, 4, 4))
+    layers = [
+        nn.Conv2d(2, 4, 3, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(64, 6),
+        nn.ReLU(),
+        nn.Linear(6, 20),
+    ]
+    network = transformed(
+        nn.Sequential(*layers, nn.Flatten()).double().eval(), (2, 4, 4)
+    )
     errors, wanted = ProductErrors(network), find_target(target)
     norms = bound_rows(network, wanted, errors)
     for i, rows, error in output_rows(network, errors):

@@ -14,7 +14,9 @@ from models import dense_chain
 def pair_by_pair(rows, order=2.0):
     """One difference at a time, in float64."""
     flat = rows.double().reshape(len(rows), -1)
-    return torch.stack([torch.linalg.vector_norm(row - flat, ord=order, dim=1) for row in flat])
+    return torch.stack(
+        [torch.linalg.vector_norm(row - flat, ord=order, dim=1) for row in flat]
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -25,15 +27,23 @@ def test_many_classes(classes, dtype):
     distances = pair_norms(rows)
     assert distances.dtype == dtype
     torch.testing.assert_close(distances, distances.T, rtol=precision, atol=0)
-    torch.testing.assert_close(distances.double(), pair_by_pair(rows), rtol=precision, atol=0)
+    torch.testing.assert_close(
+        distances.double(), pair_by_pair(rows), rtol=precision, atol=0
+    )
 
 
-@given(seed=st.integers(0, 999), scale=st.floats(1.0, 1e6), dtype=st.sampled_from([torch.float32, torch.float64]))
+@given(
+    seed=st.integers(0, 999),
+    scale=st.floats(1.0, 1e6),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
 def test_large_common_part(seed, scale, dtype):
     """Rows that are one huge vector plus small differences: the squares agree in all digits."""
     rows = (scale * randn(1, 20, seed=seed) + randn(8, 20, seed=seed + 1)).to(dtype)
     precision = 1e-4 if dtype == torch.float32 else 1e-9
-    torch.testing.assert_close(pair_norms(rows).double(), pair_by_pair(rows), rtol=precision, atol=0)
+    torch.testing.assert_close(
+        pair_norms(rows).double(), pair_by_pair(rows), rtol=precision, atol=0
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -43,18 +53,24 @@ def test_two_nearly_equal_rows_among_very_different_ones(gap, dtype):
     rows[7] = rows[31] + gap * randn(30, seed=1)
     rows = rows.to(dtype)
     precision = 1e-4 if dtype == torch.float32 else 1e-9
-    torch.testing.assert_close(pair_norms(rows).double(), pair_by_pair(rows), rtol=precision, atol=0)
+    torch.testing.assert_close(
+        pair_norms(rows).double(), pair_by_pair(rows), rtol=precision, atol=0
+    )
 
 
 def test_clusters():
     """Many pairs need their difference formed, in several chunks."""
-    rows = (100 * randn(5, 40)[torch.arange(60) % 5] + 1e-3 * randn(60, 40, seed=1)).float()
+    rows = (
+        100 * randn(5, 40)[torch.arange(60) % 5] + 1e-3 * randn(60, 40, seed=1)
+    ).float()
     expected = pair_norms(rows)
     torch.testing.assert_close(expected.double(), pair_by_pair(rows), rtol=1e-4, atol=0)
 
 
 def test_chunks_do_not_change_the_result(monkeypatch):
-    rows = (100 * randn(5, 40)[torch.arange(60) % 5] + 1e-3 * randn(60, 40, seed=1)).float()
+    rows = (
+        100 * randn(5, 40)[torch.arange(60) % 5] + 1e-3 * randn(60, 40, seed=1)
+    ).float()
     expected = pair_norms(rows)
     monkeypatch.setattr(distances, "_CHUNK", 100)
     assert torch.equal(pair_norms(rows), expected)
@@ -91,14 +107,20 @@ def test_one_class():
 
 def test_gradient():
     probe = randn(5, 5, seed=2)  # not symmetric
-    assert torch.autograd.gradcheck(lambda r: (pair_norms(r) * probe).sum(), randn(5, 2, 3).requires_grad_())
-    close = torch.cat([randn(3, 4), randn(3, 4) + 1e-4 * randn(3, 4, seed=1)]).requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda r: (pair_norms(r) * probe).sum(), randn(5, 2, 3).requires_grad_()
+    )
+    close = torch.cat(
+        [randn(3, 4), randn(3, 4) + 1e-4 * randn(3, 4, seed=1)]
+    ).requires_grad_()
     assert torch.autograd.gradcheck(pair_norms, close, eps=1e-9, atol=1e-3)
 
 
 def test_a_second_derivative_is_refused_rather_than_wrong():
     rows = randn(3, 4).requires_grad_()
-    (gradient,) = torch.autograd.grad(pair_norms(rows).square().sum(), rows, create_graph=True)
+    (gradient,) = torch.autograd.grad(
+        pair_norms(rows).square().sum(), rows, create_graph=True
+    )
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.sum().backward()
 
@@ -122,7 +144,10 @@ def test_pairwise_constants_from_other_targets():
 def test_functionals_are_what_the_norms_of_rows_are_norms_of(name):
     """Every functional has its place in the value, and the mean is that over all of them."""
     wanted, rows = find_target(name), randn(4, 2, 3)
-    norms, found = wanted.row_norms(rows), torch.zeros(wanted.shape(4), dtype=torch.float64)
+    norms, found = (
+        wanted.row_norms(rows),
+        torch.zeros(wanted.shape(4), dtype=torch.float64),
+    )
     assert norms.shape == found.shape
     values = []
     for place, weights in wanted.functionals(4):
@@ -144,4 +169,7 @@ def test_estimator_with_many_classes_equals_pair_by_pair(classes):
     expected = reference(model, (5,), target="pairwise")
     torch.testing.assert_close(value, expected, rtol=1e-6, atol=1e-9)
     value.sum().backward()
-    assert all(torch.isfinite(p.grad).all() for p in (model[0].weight, model[2].weight, model[4].weight))
+    assert all(
+        torch.isfinite(p.grad).all()
+        for p in (model[0].weight, model[2].weight, model[4].weight)
+    )

@@ -14,7 +14,9 @@ from lipcert.bounds.targets import find_target
 from models import PaperResidual, RandomDag, dense_chain, gaussian, named_models
 
 MODELS = named_models()
-OPERATIONS = st.sampled_from(["linear", "cat", "add", "relu", "relu", "gelu", "tanh", "leaky"])
+OPERATIONS = st.sampled_from(
+    ["linear", "cat", "add", "relu", "relu", "gelu", "tanh", "leaky"]
+)
 
 
 @cache
@@ -27,7 +29,9 @@ def value(name, method, target):
 @pytest.mark.parametrize("name", MODELS)
 def test_pairwise_is_at_most_per_class_and_network(name):
     pairwise, classes = value(name, "liplt", "pairwise"), 3
-    per_class = find_target("per-class").pairwise(value(name, "liplt", "per-class"), classes)
+    per_class = find_target("per-class").pairwise(
+        value(name, "liplt", "per-class"), classes
+    )
     network = find_target("network").pairwise(value(name, "liplt", "network"), classes)
     assert (pairwise <= per_class * (1 + 1e-9)).all()
     assert (pairwise <= network * (1 + 1e-9)).all()
@@ -42,13 +46,19 @@ def test_liplt_is_at_most_naive(name, target):
 
 @examples(0.4)
 @given(
-    plan=st.lists(st.tuples(OPERATIONS, st.integers(0, 9), st.integers(0, 9)), min_size=2, max_size=8),
+    plan=st.lists(
+        st.tuples(OPERATIONS, st.integers(0, 9), st.integers(0, 9)),
+        min_size=2,
+        max_size=8,
+    ),
     seed=st.integers(0, 99),
 )
 def test_liplt_is_at_most_naive_on_random_dags(plan, seed):
     model = gaussian(RandomDag(3, 3, plan), seed)
     with torch.no_grad():
-        liplt, naive = (converged(model, (3,), method=method)() for method in ("liplt", "naive"))
+        liplt, naive = (
+            converged(model, (3,), method=method)() for method in ("liplt", "naive")
+        )
     assert (liplt <= naive * (1 + 1e-9)).all()
 
 
@@ -56,10 +66,15 @@ def test_liplt_is_at_most_naive_on_random_dags(plan, seed):
 def test_sampled_slopes_never_exceed_the_estimate(name):
     """Secants of many lengths, and the Jacobian at points where the network is differentiable."""
     model, shape = MODELS[name]
-    network, pairwise = value(name, "liplt", "network").item(), value(name, "liplt", "pairwise")
+    network, pairwise = (
+        value(name, "liplt", "network").item(),
+        value(name, "liplt", "pairwise"),
+    )
     with torch.no_grad():
         x = randn(600, *shape)
-        lengths = torch.logspace(-3, 1, 600, dtype=torch.float64).reshape(-1, *[1] * len(shape))
+        lengths = torch.logspace(-3, 1, 600, dtype=torch.float64).reshape(
+            -1, *[1] * len(shape)
+        )
         y = x + lengths * randn(600, *shape, seed=1)
         change, distance = model(x) - model(y), (x - y).flatten(1).norm(dim=1)
     assert (change.norm(dim=1) / distance).max() <= network * (1 + 1e-9)
@@ -71,15 +86,22 @@ def test_sampled_slopes_never_exceed_the_estimate(name):
 
 
 @pytest.mark.parametrize("target", ["network", "per-class", "last-layer", "pairwise"])
-@pytest.mark.parametrize("name", ["chain", "prelu chain", "paper residual", "residual convolutions", "two branches"])
+@pytest.mark.parametrize(
+    "name",
+    ["chain", "prelu chain", "paper residual", "residual convolutions", "two branches"],
+)
 def test_gradients_agree_with_finite_differences(name, target):
     """Along a random direction in the space of all parameters."""
     model, shape = named_models()[name]
     estimator = converged(model, shape, target=target)
     parameters = list(model.parameters())
     directions = [randn(*p.shape, seed=k) for k, p in enumerate(parameters)]
-    gradients = torch.autograd.grad(_weighted(estimator()), parameters, materialize_grads=True)
-    slope = sum((g * d).sum() for g, d in zip(gradients, directions, strict=True)).item()
+    gradients = torch.autograd.grad(
+        _weighted(estimator()), parameters, materialize_grads=True
+    )
+    slope = sum(
+        (g * d).sum() for g, d in zip(gradients, directions, strict=True)
+    ).item()
     step = 1e-5
     values = []
     with torch.no_grad():
@@ -93,7 +115,11 @@ def test_gradients_agree_with_finite_differences(name, target):
 
 
 def _weighted(estimate):
-    return (estimate * randn(*estimate.shape, seed=11)).sum() if estimate.dim() else estimate
+    return (
+        (estimate * randn(*estimate.shape, seed=11)).sum()
+        if estimate.dim()
+        else estimate
+    )
 
 
 @cache
@@ -121,8 +147,12 @@ def test_positive_homogeneity(method, target, factor, layer):
     model[2 * layer].weight.data *= -factor
     after = estimate_afresh(network, method, target)
     torch.testing.assert_close(after.value, factor * before.value, rtol=1e-9, atol=0)
-    torch.testing.assert_close(after.prefix[:layer], before.prefix[:layer], rtol=1e-9, atol=0)
-    torch.testing.assert_close(after.prefix[layer:], factor * before.prefix[layer:], rtol=1e-9, atol=0)
+    torch.testing.assert_close(
+        after.prefix[:layer], before.prefix[:layer], rtol=1e-9, atol=0
+    )
+    torch.testing.assert_close(
+        after.prefix[layer:], factor * before.prefix[layer:], rtol=1e-9, atol=0
+    )
 
 
 def test_biases_do_not_matter():
@@ -139,7 +169,9 @@ def test_orthogonal_layers_make_the_bound_tight_in_the_last_layer(seed):
     model = dense_chain(4, 4, 2, seed=seed)
     model[0].weight.data = torch.linalg.qr(model[0].weight.data).Q
     constant = converged(model, (4,), target="network")().item()
-    assert constant == pytest.approx(torch.linalg.matrix_norm(model[2].weight, 2).item(), rel=1e-6)
+    assert constant == pytest.approx(
+        torch.linalg.matrix_norm(model[2].weight, 2).item(), rel=1e-6
+    )
 
 
 def test_a_residual_branch_of_zero_leaves_the_skip_connection():
@@ -147,4 +179,6 @@ def test_a_residual_branch_of_zero_leaves_the_skip_connection():
     model.g[0].weight.data.zero_()
     constant = converged(model, (4,), target="network")().item()
     product = model.out.weight @ model.h[0].weight
-    assert constant == pytest.approx(torch.linalg.matrix_norm(product, 2).item(), rel=1e-6)
+    assert constant == pytest.approx(
+        torch.linalg.matrix_norm(product, 2).item(), rel=1e-6
+    )

@@ -12,7 +12,12 @@ from torch import nn
 
 import lipcert
 from helpers import converged, examples, randn, reference
-from lipcert.bounds.recursion import bound_between, bound_prefix, norm_matrix, prefix_constants
+from lipcert.bounds.recursion import (
+    bound_between,
+    bound_prefix,
+    norm_matrix,
+    prefix_constants,
+)
 from models import PaperResidual, RandomDag, dense_chain, gaussian, named_models
 
 MODELS = named_models()
@@ -25,13 +30,17 @@ ACTIVATIONS = {
     "prelu": nn.PReLU,
 }
 DRAWN = {"target": st.sampled_from(TARGETS), "seed": st.integers(0, 99)}
-OPERATIONS = st.sampled_from(["linear", "cat", "add", "relu", "relu", "gelu", "tanh", "leaky"])
+OPERATIONS = st.sampled_from(
+    ["linear", "cat", "add", "relu", "relu", "gelu", "tanh", "leaky"]
+)
 
 
 def agree(model, shape, method, target):
     with torch.no_grad():
         value = converged(model, shape, method=method, target=target)()
-    torch.testing.assert_close(value, reference(model, shape, method, target), rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(
+        value, reference(model, shape, method, target), rtol=1e-6, atol=1e-9
+    )
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -42,21 +51,36 @@ def test_networks(name, method, target):
 
 
 @examples(0.5)
-@given(widths=st.lists(st.integers(1, 5), min_size=2, max_size=5), activation=st.sampled_from([*ACTIVATIONS]), **DRAWN)
+@given(
+    widths=st.lists(st.integers(1, 5), min_size=2, max_size=5),
+    activation=st.sampled_from([*ACTIVATIONS]),
+    **DRAWN,
+)
 def test_random_chains(widths, activation, target, seed):
     model = dense_chain(*widths, activation=ACTIVATIONS[activation], seed=seed)
     agree(model, (widths[0],), "liplt", target)
 
 
 @examples(0.5)
-@given(widths=st.lists(st.integers(2, 4), min_size=2, max_size=4), activation=st.sampled_from([*ACTIVATIONS]), **DRAWN)
+@given(
+    widths=st.lists(st.integers(2, 4), min_size=2, max_size=4),
+    activation=st.sampled_from([*ACTIVATIONS]),
+    **DRAWN,
+)
 def test_random_residual_networks(widths, activation, target, seed):
     model = gaussian(PaperResidual(widths, 3, 3, ACTIVATIONS[activation]), seed)
     agree(model, (widths[0],), "liplt", target)
 
 
 @examples(0.5)
-@given(plan=st.lists(st.tuples(OPERATIONS, st.integers(0, 9), st.integers(0, 9)), min_size=2, max_size=8), **DRAWN)
+@given(
+    plan=st.lists(
+        st.tuples(OPERATIONS, st.integers(0, 9), st.integers(0, 9)),
+        min_size=2,
+        max_size=8,
+    ),
+    **DRAWN,
+)
 def test_random_dags(plan, target, seed):
     agree(gaussian(RandomDag(3, 3, plan), seed), (3,), "liplt", target)
 
@@ -64,7 +88,9 @@ def test_random_dags(plan, target, seed):
 def test_residual_form_written_out():
     """thm:multiLayerLipschitz with its own symbols for L = 2, φ = ReLU and y_L = W_2 x_2."""
     model = gaussian(PaperResidual([3, 4, 3], 5, 2, nn.ReLU))
-    (h0, h1), (w0, w1), (g0, g1) = ([layer.weight for layer in layers] for layers in (model.h, model.w, model.g))
+    (h0, h1), (w0, w1), (g0, g1) = (
+        [layer.weight for layer in layers] for layers in (model.h, model.w, model.g)
+    )
     w2 = model.out.weight
     hat0, hat1 = h0 + g0 @ w0 / 2, h1 + g1 @ w1 / 2
 
@@ -97,7 +123,9 @@ def combettes_pesquet(weights):
 
 
 @examples(0.5)
-@given(widths=st.lists(st.integers(1, 5), min_size=2, max_size=6), seed=st.integers(0, 99))
+@given(
+    widths=st.lists(st.integers(1, 5), min_size=2, max_size=6), seed=st.integers(0, 99)
+)
 def test_relu_chains_give_the_constant_of_combettes_and_pesquet(widths, seed):
     model = dense_chain(*widths, seed=seed)
     weights = [layer.weight.detach() for layer in model if isinstance(layer, nn.Linear)]
@@ -118,13 +146,19 @@ def test_recursion_by_hand():
 def test_recursion_is_differentiable():
     pairs = [(1, 0), (2, 0), (2, 1), (3, 1)]
     norms = randn(4).abs().requires_grad_()
-    assert torch.autograd.gradcheck(lambda n: prefix_constants(norm_matrix(pairs, n, 4)), norms)
+    assert torch.autograd.gradcheck(
+        lambda n: prefix_constants(norm_matrix(pairs, n, 4)), norms
+    )
 
 
 def lower_triangle(count, seed, sparse):
     """N of a network with this many sites, with zeros where there is no path."""
-    matrix = randn(count, count, seed=seed).abs() * 10.0 ** randn(count, count, seed=seed + 1)
-    return (matrix * (randn(count, count, seed=seed + 2) > -0.5) if sparse else matrix).tril(-1)
+    matrix = randn(count, count, seed=seed).abs() * 10.0 ** randn(
+        count, count, seed=seed + 1
+    )
+    return (
+        matrix * (randn(count, count, seed=seed + 2) > -0.5) if sparse else matrix
+    ).tril(-1)
 
 
 def rational_resolvent(norms):
@@ -132,27 +166,51 @@ def rational_resolvent(norms):
     n = [[Fraction(value) for value in row] for row in norms.tolist()]
     rows = []
     for j in range(len(n)):
-        row = [sum((n[j][k] * rows[k][i] for k in range(j)), Fraction(0)) for i in range(len(n))]
+        row = [
+            sum((n[j][k] * rows[k][i] for k in range(j)), Fraction(0))
+            for i in range(len(n))
+        ]
         row[j] += 1
         rows.append(row)
     return rows
 
 
-DRAWN_NORMS = {"count": st.integers(1, 8), "seed": st.integers(0, 9999), "sparse": st.booleans()}
+DRAWN_NORMS = {
+    "count": st.integers(1, 8),
+    "seed": st.integers(0, 9999),
+    "sparse": st.booleans(),
+}
 
 
 @examples(2)
 @given(**DRAWN_NORMS)
-def test_constants_are_columns_of_the_inverse_and_bounds_are_never_below_it(count, seed, sparse):
+def test_constants_are_columns_of_the_inverse_and_bounds_are_never_below_it(
+    count, seed, sparse
+):
     norms = lower_triangle(count, seed, sparse)
-    inverse, exact = torch.linalg.inv(torch.eye(count, dtype=torch.float64) - norms), rational_resolvent(norms)
-    torch.testing.assert_close(prefix_constants(norms), inverse[:, 0], rtol=1e-9, atol=1e-12)
+    inverse, exact = (
+        torch.linalg.inv(torch.eye(count, dtype=torch.float64) - norms),
+        rational_resolvent(norms),
+    )
+    torch.testing.assert_close(
+        prefix_constants(norms), inverse[:, 0], rtol=1e-9, atol=1e-12
+    )
     prefix, between = bound_prefix(norms), bound_between(norms)
-    torch.testing.assert_close(between, inverse, rtol=1e-9, atol=1e-9 * inverse.abs().max().item())
+    torch.testing.assert_close(
+        between, inverse, rtol=1e-9, atol=1e-9 * inverse.abs().max().item()
+    )
     for j in range(count):
-        assert exact[j][0] <= Fraction(prefix[j].item()) <= exact[j][0] * (1 + Fraction(1, 10**12))
+        assert (
+            exact[j][0]
+            <= Fraction(prefix[j].item())
+            <= exact[j][0] * (1 + Fraction(1, 10**12))
+        )
         for i in range(count):
-            assert exact[j][i] <= Fraction(between[j, i].item()) <= exact[j][i] * (1 + Fraction(1, 10**12))
+            assert (
+                exact[j][i]
+                <= Fraction(between[j, i].item())
+                <= exact[j][i] * (1 + Fraction(1, 10**12))
+            )
 
 
 @examples(2)
@@ -166,7 +224,9 @@ def test_what_is_known_already_enters_the_recursion(share, site, count, seed, sp
     found = bound_prefix(norms, limits)
     exact = [Fraction(1)]
     for j in range(1, count):
-        total = sum((Fraction(norms[j, i].item()) * exact[i] for i in range(j)), Fraction(0))
+        total = sum(
+            (Fraction(norms[j, i].item()) * exact[i] for i in range(j)), Fraction(0)
+        )
         exact.append(total if limits[j] == inf else min(total, Fraction(limits[j])))
     assert found[0] == 1.0
     assert (found <= plain).all()
@@ -191,4 +251,6 @@ def test_linear_models_are_estimated_exactly(target):
 
 
 def test_identity_has_constant_one():
-    assert lipcert.Estimator(nn.Identity(), (2, 3), target="network")().item() == pytest.approx(1.0, rel=1e-6)
+    assert lipcert.Estimator(
+        nn.Identity(), (2, 3), target="network"
+    )().item() == pytest.approx(1.0, rel=1e-6)

@@ -33,7 +33,9 @@ def against_first():
             return bound_class_norms(rows - rows[:1], 2 * error) * (1 + 1e-12)
 
         def pairwise(self, value, classes):
-            return (value[:, None] + value[None]) * (1 - torch.eye(classes, dtype=value.dtype))
+            return (value[:, None] + value[None]) * (
+                1 - torch.eye(classes, dtype=value.dtype)
+            )
 
         def functionals(self, classes):
             unit = torch.eye(classes, dtype=torch.float64)
@@ -55,7 +57,11 @@ def smaller():
             return [task.form("naive"), task.form("liplt")]
 
         def values(self, task, target):
-            return {"trivial": torch.full(target.shape(task.network.classes), 1e6, dtype=torch.float64)}
+            return {
+                "trivial": torch.full(
+                    target.shape(task.network.classes), 1e6, dtype=torch.float64
+                )
+            }
 
     register_method(Smaller)
     yield
@@ -63,7 +69,9 @@ def smaller():
 
 
 @pytest.mark.usefixtures("against_first")
-@pytest.mark.parametrize("method", ["naive", "liplt", "rescaled", "lt-sdp", "lipsdp", "best"])
+@pytest.mark.parametrize(
+    "method", ["naive", "liplt", "rescaled", "lt-sdp", "lipsdp", "best"]
+)
 def test_a_target(method, tmp_path):
     bound = lipcert.bound(MODEL, (4,), method, "against-first", fit=QUICK)
     known = lipcert.bound(MODEL, (4,), method, fit=QUICK).value
@@ -86,7 +94,10 @@ def test_a_target(method, tmp_path):
 def test_the_best_of_all_methods_is_no_worse_than_any_for_a_target_that_none_of_them_knows():
     best = lipcert.bound(MODEL, (4,), "best", "against-first", fit=QUICK)
     for method in ("liplt", "lt-sdp", "lipsdp"):
-        assert (best.value <= lipcert.bound(MODEL, (4,), method, "against-first").value * (1 + 1e-12)).all()
+        assert (
+            best.value
+            <= lipcert.bound(MODEL, (4,), method, "against-first").value * (1 + 1e-12)
+        ).all()
     exact = lipcert.bound(MODEL, (4,), "lipsdp").value[0]
     torch.testing.assert_close(best.value[1:], exact[1:], rtol=1e-6, atol=0)
 
@@ -94,15 +105,24 @@ def test_the_best_of_all_methods_is_no_worse_than_any_for_a_target_that_none_of_
 @pytest.mark.usefixtures("against_first")
 def test_estimates_and_slopes_of_a_target():
     with torch.no_grad():
-        estimate = lipcert.Estimator(MODEL, (4,), target="against-first", power_iterations=200)()
-    torch.testing.assert_close(estimate, reference(MODEL, (4,), target="pairwise")[0].detach(), rtol=1e-6, atol=1e-12)
+        estimate = lipcert.Estimator(
+            MODEL, (4,), target="against-first", power_iterations=200
+        )()
+    torch.testing.assert_close(
+        estimate,
+        reference(MODEL, (4,), target="pairwise")[0].detach(),
+        rtol=1e-6,
+        atol=1e-12,
+    )
     slopes = lipcert.estimate_sampled(MODEL, (4,), "against-first", samples=8, steps=5)
     assert (slopes <= estimate * (1 + 1e-6)).all()
 
 
 @pytest.mark.usefixtures("smaller")
 def test_a_method():
-    bound, naive, liplt = (lipcert.bound(MODEL, (4,), method) for method in ("smaller", "naive", "liplt"))
+    bound, naive, liplt = (
+        lipcert.bound(MODEL, (4,), method) for method in ("smaller", "naive", "liplt")
+    )
     assert bound.method == "smaller"
     assert (bound.value <= torch.minimum(naive.value, liplt.value) * (1 + 1e-12)).all()
     torch.testing.assert_close(bound.value, liplt.value, rtol=1e-9, atol=0)
@@ -113,7 +133,9 @@ def test_a_method():
 @pytest.mark.usefixtures("smaller", "against_first")
 def test_a_method_and_a_target_that_know_nothing_of_each_other():
     bound = lipcert.bound(MODEL, (4,), "smaller", "against-first")
-    torch.testing.assert_close(bound.value[1:], lipcert.bound(MODEL, (4,)).value[0, 1:], rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        bound.value[1:], lipcert.bound(MODEL, (4,)).value[0, 1:], rtol=1e-6, atol=0
+    )
 
 
 def test_they_are_gone():

@@ -36,7 +36,9 @@ def drawn_scales(network, seed, per_neuron=False, deviation=1.0):
     names, result = network.site_names(), {}
     for site in range(1, network.depth + 1):
         count = free_scales(network, site, per_neuron)
-        values = (deviation * torch.randn(count, generator=generator, dtype=torch.float64)).exp()
+        values = (
+            deviation * torch.randn(count, generator=generator, dtype=torch.float64)
+        ).exp()
         result[names[site]] = spread_scales(values, network, site)
     return result
 
@@ -60,15 +62,24 @@ def test_maps_of_the_rescaled_network(name, per_neuron):
     model, shape = MODELS[name]
     network = lipcert.trace(model, shape)
     scales = drawn_scales(network, 0, per_neuron)
-    found = make_form("rescaled", network, network.depth + 1, NormOptions(), no_progress, scales)
+    found = make_form(
+        "rescaled", network, network.depth + 1, NormOptions(), no_progress, scales
+    )
     dense = dense_maps(model, shape).transformed
     names, last = network.site_names(), network.depth + 1
     for (j, i), bound in found.norms.bounds.items():
         matrix = dense[j, i]
         if i > 0:
-            matrix = matrix * flat(scales[names[i]], network.nodes[network.sites[i].output].shape)
+            matrix = matrix * flat(
+                scales[names[i]], network.nodes[network.sites[i].output].shape
+            )
         if j < last:
-            matrix = matrix / flat(scales[names[j]], network.nodes[network.sites[j].source].shape)[:, None]
+            matrix = (
+                matrix
+                / flat(scales[names[j]], network.nodes[network.sites[j].source].shape)[
+                    :, None
+                ]
+            )
         exact = float(torch.linalg.matrix_norm(matrix, 2))
         assert exact * (1 - 1e-12) <= bound <= exact * (1 + 1e-7) + 1e-12
 
@@ -79,7 +90,9 @@ def test_any_positive_scales_give_a_valid_bound(drawn, seed, per_neuron):
     model, shape = drawn
     network = lipcert.trace(model, shape)
     scales = drawn_scales(network, seed, per_neuron)
-    found = make_form("rescaled", network, network.depth + 1, NormOptions(), no_progress, scales)
+    found = make_form(
+        "rescaled", network, network.depth + 1, NormOptions(), no_progress, scales
+    )
     (m,) = smallest_prefixes([found]).forms
     value = found.shares(find_target("network"), m, lambda _: None).sum()
     check_slopes(model, shape, value)
@@ -87,13 +100,20 @@ def test_any_positive_scales_give_a_valid_bound(drawn, seed, per_neuron):
 
 @pytest.mark.parametrize("options", [None, NormOptions(dense_limit=0, seed=1)])
 @examples(0.5)
-@given(drawn=networks, target=st.sampled_from(["network", "per-class", "pairwise", "last-layer"]))
+@given(
+    drawn=networks,
+    target=st.sampled_from(["network", "per-class", "pairwise", "last-layer"]),
+)
 def test_no_method_is_worse_than_those_it_rests_on(options, drawn, target):
     model, shape = drawn
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(best_method, "_SMALL", 0)  # semidefinite programs have their own tests
+        patch.setattr(
+            best_method, "_SMALL", 0
+        )  # semidefinite programs have their own tests
         values = {
-            method: lipcert.bound(model, shape, method, target, options=options, fit=QUICK)
+            method: lipcert.bound(
+                model, shape, method, target, options=options, fit=QUICK
+            )
             for method in ("naive", "liplt", "rescaled", "best")
         }
     slack = ORDER if options is None else 1.02
@@ -102,7 +122,9 @@ def test_no_method_is_worse_than_those_it_rests_on(options, drawn, target):
     for method in ("naive", "liplt", "rescaled"):
         assert (values["best"].value <= values[method].value * slack + floor).all()
     for bound in values.values():
-        assert sum(bound.contributions.values()) == pytest.approx(bound.mean, rel=1e-9, abs=1e-12)
+        assert sum(bound.contributions.values()) == pytest.approx(
+            bound.mean, rel=1e-9, abs=1e-12
+        )
     if target == "network":
         check_slopes(model, shape, values["best"].value)
         check_slopes(model, shape, values["rescaled"].value)
@@ -110,7 +132,9 @@ def test_no_method_is_worse_than_those_it_rests_on(options, drawn, target):
 
 def test_best_is_not_above_lipsdp_and_says_which_method_won():
     model = dense_chain(6, 12, 12, 3)
-    best, sdp = (lipcert.bound(model, (6,), method, fit=QUICK) for method in ("best", "lipsdp"))
+    best, sdp = (
+        lipcert.bound(model, (6,), method, fit=QUICK) for method in ("best", "lipsdp")
+    )
     assert (best.value <= sdp.value * ORDER).all()
     assert best.winners["pairwise"] == "lipsdp"
     assert set(best.winners) == {"1", "3", "pairwise"}
@@ -122,14 +146,22 @@ def test_constants_of_other_forms_enter_the_recursion():
     network = lipcert.trace(model, (5,))
     plain = make_form("liplt", network, network.depth + 1, NormOptions(), no_progress)
     bad = make_form(
-        "rescaled", network, network.depth + 1, NormOptions(), no_progress, drawn_scales(network, 3, deviation=2.0)
+        "rescaled",
+        network,
+        network.depth + 1,
+        NormOptions(),
+        no_progress,
+        drawn_scales(network, 3, deviation=2.0),
     )
     names = network.site_names()
     alone = smallest_prefixes([plain])
     both = smallest_prefixes([plain, bad])
     assert all(both.known[name] <= alone.known[name] for name in names[1:])
     for j in range(1, network.depth + 1):
-        assert both.forms[1][j] <= alone.known[names[j]] / float(bad.diagonals[j].min()) * ORDER
+        assert (
+            both.forms[1][j]
+            <= alone.known[names[j]] / float(bad.diagonals[j].min()) * ORDER
+        )
     assert both.forms[1][2] < bad.prefix({})[2]
 
 
@@ -146,34 +178,67 @@ def test_scales_have_the_grain_of_their_site():
     ]
     network = lipcert.trace(nn.Sequential(*layers, nn.Linear(5, 3)).eval(), shape)
     assert [free_scales(network, site) for site in range(1, 5)] == [6, 6, 2, 1]
-    assert [free_scales(network, site, per_neuron=True) for site in range(1, 5)] == [216, 6, 2, 1]
-    channels = flat(spread_scales(torch.tensor([1.0, 2.0]), network, 3), network.nodes[network.sites[3].source].shape)
+    assert [free_scales(network, site, per_neuron=True) for site in range(1, 5)] == [
+        216,
+        6,
+        2,
+        1,
+    ]
+    channels = flat(
+        spread_scales(torch.tensor([1.0, 2.0]), network, 3),
+        network.nodes[network.sites[3].source].shape,
+    )
     assert channels.reshape(6, -1).tolist() == [[k] * 9 for k in (1, 1, 1, 2, 2, 2)]
-    assert Scales(network).sites() == [1, 2, 3]  # one scale for all coordinates changes nothing
+    assert Scales(network).sites() == [
+        1,
+        2,
+        3,
+    ]  # one scale for all coordinates changes nothing
     assert lipcert.trace(nn.Sequential(nn.Linear(3, 2)), (3,)).depth == 0
 
 
 @pytest.mark.parametrize("per_neuron", [False, True])
 def test_scales_begin_with_given_diagonals(per_neuron):
-    layers = [nn.Conv2d(2, 6, 3), nn.ReLU(), GroupSort(3), nn.Flatten(), nn.Linear(216, 5), nn.ReLU(), nn.Linear(5, 3)]
+    layers = [
+        nn.Conv2d(2, 6, 3),
+        nn.ReLU(),
+        GroupSort(3),
+        nn.Flatten(),
+        nn.Linear(216, 5),
+        nn.ReLU(),
+        nn.Linear(5, 3),
+    ]
     network = lipcert.trace(nn.Sequential(*layers).double(), (2, 8, 8))
     for given_per_neuron in (False, per_neuron):
-        given, scales = drawn_scales(network, 0, given_per_neuron), Scales(network, per_neuron)
+        given, scales = (
+            drawn_scales(network, 0, given_per_neuron),
+            Scales(network, per_neuron),
+        )
         scales.begin_with(given)
         found = scales.diagonals()
         assert found.keys() == given.keys()
-        assert all(torch.allclose(*torch.broadcast_tensors(found[name], given[name])) for name in given)
+        assert all(
+            torch.allclose(*torch.broadcast_tensors(found[name], given[name]))
+            for name in given
+        )
     named = next(iter(given))
     others = Scales(network, per_neuron)
     others.begin_with({named: given[named]})
-    assert all((diagonal == 1).all() for name, diagonal in others.diagonals().items() if name != named)
+    assert all(
+        (diagonal == 1).all()
+        for name, diagonal in others.diagonals().items()
+        if name != named
+    )
 
 
 def test_best_of_random_norms_is_not_above_liplt():
     """With the same random starts: a form's share of the failure probability does not depend on the method."""
     model = dense_chain(6, 12, 12, 12, 3)
     options = NormOptions(dense_limit=3, seed=4)
-    best, plain = (lipcert.bound(model, (6,), method, options=options, fit=QUICK) for method in ("best", "liplt"))
+    best, plain = (
+        lipcert.bound(model, (6,), method, options=options, fit=QUICK)
+        for method in ("best", "liplt")
+    )
     assert plain.guarantee == "holds with probability ≥ 1 − 1e-09"
     assert best.guarantee == plain.guarantee
     assert (best.value <= plain.value).all()
@@ -184,7 +249,9 @@ def test_best_of_random_norms_is_not_above_liplt():
 def test_the_gradient_with_respect_to_scales(name):
     """Against finite differences of the converged estimate."""
     model, shape = MODELS[name]
-    estimator = converged(model, shape, method="rescaled", target="pairwise", accelerated=True)
+    estimator = converged(
+        model, shape, method="rescaled", target="pairwise", accelerated=True
+    )
     for parameter in estimator.scales.parameters():
         with torch.no_grad():
             parameter.copy_(0.3 * randn(*parameter.shape, seed=2))
@@ -199,30 +266,43 @@ def test_the_gradient_with_respect_to_scales(name):
                     values.append(float(estimator().sum()))
             with torch.no_grad():
                 parameter[k] += 1e-5
-            assert float(parameter.grad[k]) == pytest.approx((values[0] - values[1]) / 2e-5, rel=1e-4, abs=1e-6)
+            assert float(parameter.grad[k]) == pytest.approx(
+                (values[0] - values[1]) / 2e-5, rel=1e-4, abs=1e-6
+            )
 
 
 def test_fitting_improves_and_never_worsens():
     model = dense_chain(8, 20, 20, 20, 4)
-    estimator = lipcert.Estimator(model.requires_grad_(False), (8,), "rescaled", "network", 5)
+    estimator = lipcert.Estimator(
+        model.requires_grad_(False), (8,), "rescaled", "network", 5
+    )
     first = float(converged(model, (8,), target="network")().detach())
     reached = fit_scales(estimator, FitOptions(steps=100))
     assert reached < 0.9 * first
     assert estimator.power_iterations == 5
     kept = [parameter.clone() for parameter in estimator.scales.parameters()]
-    assert fit_scales(estimator, FitOptions(steps=3, lr=50.0)) == pytest.approx(reached, rel=1e-6)
-    assert all(torch.equal(a, b) for a, b in zip(kept, estimator.scales.parameters(), strict=True))
+    assert fit_scales(estimator, FitOptions(steps=3, lr=50.0)) == pytest.approx(
+        reached, rel=1e-6
+    )
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(kept, estimator.scales.parameters(), strict=True)
+    )
     assert all(parameter.grad is None for parameter in estimator.scales.parameters())
 
 
 def test_scales_for_one_pair_serve_it_best():
     model = dense_chain(8, 20, 20, 5)
     mean, pair = (
-        lipcert.bound(model, (8,), "rescaled", fit=FitOptions(steps=100, pair=chosen)) for chosen in (None, (1, 3))
+        lipcert.bound(model, (8,), "rescaled", fit=FitOptions(steps=100, pair=chosen))
+        for chosen in (None, (1, 3))
     )
     assert pair.value[1, 3] < mean.value[1, 3]
     assert mean.mean < pair.mean
-    with pytest.raises(OptionError, match=r"pair is \(0, 1\), which needs the target pairwise or last-layer"):
+    with pytest.raises(
+        OptionError,
+        match=r"pair is \(0, 1\), which needs the target pairwise or last-layer",
+    ):
         lipcert.bound(model, (8,), "rescaled", "network", fit=FitOptions(pair=(0, 1)))
 
 
@@ -232,10 +312,14 @@ def test_scales_are_stored_with_the_bound(tmp_path):
     bound.save(tmp_path / "bound")
     loaded = Bound.load(tmp_path / "bound")
     assert loaded.scales.keys() == {"1", "3"}
-    assert all(torch.equal(loaded.scales[name], bound.scales[name]) for name in bound.scales)
+    assert all(
+        torch.equal(loaded.scales[name], bound.scales[name]) for name in bound.scales
+    )
     assert loaded.winners == bound.winners
     network = lipcert.trace(model, (5,))
-    again = make_form("rescaled", network, network.depth, NormOptions(), no_progress, loaded.scales)
+    again = make_form(
+        "rescaled", network, network.depth, NormOptions(), no_progress, loaded.scales
+    )
     plain = make_form("liplt", network, network.depth, NormOptions(), no_progress)
     m = smallest_prefixes([plain, again])
     assert m.known["3"] <= float(lipcert.bound(model, (5,)).prefix[1]) * ORDER
@@ -245,7 +329,9 @@ def test_certificates_from_rescaled_and_best_bounds_hold_and_are_larger():
     model = gaussian(dense_chain(8, 24, 24, 4)).float().eval()
     x = randn(40, 8).float()
     radii = {
-        method: lipcert.certify(model, x, bound=lipcert.bound(model, (8,), method)).radius
+        method: lipcert.certify(
+            model, x, bound=lipcert.bound(model, (8,), method)
+        ).radius
         for method in ("liplt", "rescaled", "best")
     }
     assert (radii["rescaled"] >= radii["liplt"] * (1 - 1e-6)).all()
@@ -265,9 +351,13 @@ def test_training_moves_the_scales():
 
 def test_refusals():
     model = dense_chain(4, 5, 3)
-    with pytest.raises(OptionError, match="the estimator has no scales; use method='rescaled'"):
+    with pytest.raises(
+        OptionError, match="the estimator has no scales; use method='rescaled'"
+    ):
         fit_scales(lipcert.Estimator(model, (4,)))
-    with pytest.raises(OptionError, match="expected steps and each ≥ 0, iterations ≥ 1 and lr > 0"):
+    with pytest.raises(
+        OptionError, match="expected steps and each ≥ 0, iterations ≥ 1 and lr > 0"
+    ):
         replace(FitOptions(), lr=0.0)
 
 
@@ -280,14 +370,21 @@ def test_scales_that_were_learned_are_a_start():
     assert max(float(diagonal.max()) for diagonal in start.values()) > 1.05
     begun = lipcert.bound(model, (6,), "rescaled", fit=FitOptions(steps=0, start=start))
     plain = lipcert.bound(model, (6,), "rescaled", fit=FitOptions(steps=0))
-    assert begun.mean == pytest.approx(float(estimator.estimate().contributions.detach().sum()), rel=1e-3)
+    assert begun.mean == pytest.approx(
+        float(estimator.estimate().contributions.detach().sum()), rel=1e-3
+    )
     assert begun.mean < plain.mean
-    again = lipcert.bound(model, (6,), "rescaled", fit=FitOptions(steps=0, start=begun.scales))
+    again = lipcert.bound(
+        model, (6,), "rescaled", fit=FitOptions(steps=0, start=begun.scales)
+    )
     assert torch.equal(again.value, begun.value)
     with pytest.raises(
-        OptionError, match=r"the scales of 1 have the shape \(7,\), its inputs have \(20,\); start with"
+        OptionError,
+        match=r"the scales of 1 have the shape \(7,\), its inputs have \(20,\); start with",
     ):
-        lipcert.bound(model, (6,), "rescaled", fit=FitOptions(start={"1": torch.ones(7)}))
+        lipcert.bound(
+            model, (6,), "rescaled", fit=FitOptions(start={"1": torch.ones(7)})
+        )
 
 
 @pytest.mark.parametrize(

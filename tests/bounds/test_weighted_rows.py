@@ -21,7 +21,9 @@ def distance(found, weights, rows):
     for row, w in zip(found, weights, strict=True):
         square = Fraction(0)
         for value, column in zip(row, rows.T, strict=True):
-            exact = sum(Fraction(a) * Fraction(b) for a, b in zip(w, column, strict=True))
+            exact = sum(
+                Fraction(a) * Fraction(b) for a, b in zip(w, column, strict=True)
+            )
             square += (Fraction(value) - exact) ** 2
         worst = max(worst, sqrt(square))
     return worst
@@ -35,7 +37,9 @@ def test_errors_of_the_rows_and_of_the_sums_are_covered(name):
     moved = rng.standard_normal((4, 50))
     moved *= 1e-12 / np.linalg.norm(moved, axis=1, keepdims=True)
     found, error = weighted_rows(weights, exact + moved, 1.001e-12)
-    allowed = error + 1e-15 * np.linalg.norm(found, axis=1).max()  # one rounding, relative to the result
+    allowed = (
+        error + 1e-15 * np.linalg.norm(found, axis=1).max()
+    )  # one rounding, relative to the result
     assert distance(found, weights, exact) <= allowed
     assert error <= 3 * np.abs(weights).sum(1).max() * 1e-12
 

@@ -33,7 +33,10 @@ def test_radii_are_below_those_of_certify_and_close(name, dtype):
     assert torch.equal(logits, model(x))
     assert radius.dtype == torch.float64
     assert (radius <= certificates.radius * (1 + 1e-6) + 1e-9).all()
-    assert (radius >= certificates.radius * (1 - 1e-2) - (1e-3 if dtype == torch.float32 else 1e-9)).all()
+    assert (
+        radius
+        >= certificates.radius * (1 - 1e-2) - (1e-3 if dtype == torch.float32 else 1e-9)
+    ).all()
     assert classifier.guarantee == "deterministic"
 
 
@@ -43,7 +46,9 @@ def test_export(name):
     classifier = make(gaussian(model).float(), shape)
     x = randn(5, *shape).float()
     batch = torch.export.Dim("batch", min=2, max=64)
-    exported = torch.export.export(classifier, (x,), dynamic_shapes=({0: batch},)).module()
+    exported = torch.export.export(
+        classifier, (x,), dynamic_shapes=({0: batch},)
+    ).module()
     for inputs in (x, randn(9, *shape, seed=1).float()):
         logits, radius = exported(inputs)
         expected_logits, expected = classifier(inputs)
@@ -53,13 +58,18 @@ def test_export(name):
 
 def test_inputs_and_arithmetic_that_the_bound_is_not_for_are_refused():
     """A mean over a smaller image has a larger constant; fewer bits have larger errors."""
-    pooled = nn.Sequential(nn.Conv2d(1, 3, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 3))
+    pooled = nn.Sequential(
+        nn.Conv2d(1, 3, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 3)
+    )
     classifier = make(gaussian(pooled).float(), (1, 8, 8))
     assert (classifier(randn(2, 1, 8, 8).float())[1] > 0).any()
     for wrong in (randn(2, 1, 4, 4).float(), randn(2, 1, 8, 8), randn(1, 8, 8).float()):
         with pytest.raises(ShapeError):
             classifier(wrong)
-    with torch.autocast("cpu", torch.bfloat16), pytest.raises(OptionError, match="autocast computes with fewer bits"):
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        pytest.raises(OptionError, match="autocast computes with fewer bits"),
+    ):
         classifier(randn(2, 1, 8, 8).float())
 
 
@@ -97,14 +107,18 @@ def test_kept_as_weights_and_bound(tmp_path):
     lipcert.bound(model, (4,)).save(tmp_path / "bound")
     other = dense_chain(4, 5, 3, seed=9).float()
     load_model(other, tmp_path / "model.safetensors")
-    again = lipcert.CertifiedClassifier(other, lipcert.Bound.load(tmp_path / "bound")).eval()
+    again = lipcert.CertifiedClassifier(
+        other, lipcert.Bound.load(tmp_path / "bound")
+    ).eval()
     x = randn(7, 4).float()
     assert all(torch.equal(a, b) for a, b in zip(classifier(x), again(x), strict=True))
 
 
 def test_other_weights_are_refused_at_the_start():
     with pytest.raises(BoundError, match="made for other weights"):
-        lipcert.CertifiedClassifier(dense_chain(4, 5, 3, seed=1), lipcert.bound(dense_chain(4, 5, 3), (4,)))
+        lipcert.CertifiedClassifier(
+            dense_chain(4, 5, 3, seed=1), lipcert.bound(dense_chain(4, 5, 3), (4,))
+        )
 
 
 def change_in_place(model):
@@ -125,7 +139,12 @@ def change_eps(model):
 
 
 def load_others(model):
-    other = gaussian(nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.LeakyReLU(), nn.Linear(5, 3)), 7).float()
+    other = gaussian(
+        nn.Sequential(
+            nn.Linear(4, 5), nn.BatchNorm1d(5), nn.LeakyReLU(), nn.Linear(5, 3)
+        ),
+        7,
+    ).float()
     model.load_state_dict(other.state_dict())
 
 
@@ -171,9 +190,16 @@ CHANGES = (
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_nothing_done_to_the_model_changes_the_classifier(change):
-    model = gaussian(nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.LeakyReLU(), nn.Linear(5, 3))).float()
+    model = gaussian(
+        nn.Sequential(
+            nn.Linear(4, 5), nn.BatchNorm1d(5), nn.LeakyReLU(), nn.Linear(5, 3)
+        )
+    ).float()
     bound = lipcert.bound(model, (4,))
-    classifier, x = lipcert.CertifiedClassifier(model, bound).eval(), randn(9, 4).float()
+    classifier, x = (
+        lipcert.CertifiedClassifier(model, bound).eval(),
+        randn(9, 4).float(),
+    )
     before = [tensor.detach().clone() for tensor in classifier(x)]
     expected = model(x).detach().clone()
     change(model)
@@ -181,7 +207,9 @@ def test_nothing_done_to_the_model_changes_the_classifier(change):
     assert torch.equal(before[0], expected)
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     assert not torch.equal(model(x), expected)
-    with pytest.raises((BoundError, TrainingModeError)):  # and the bound is not one of the changed model
+    with pytest.raises(
+        (BoundError, TrainingModeError)
+    ):  # and the bound is not one of the changed model
         lipcert.certify(model, x, bound)
 
 
@@ -197,7 +225,12 @@ def test_conversions_change_nothing():
     model = dense_chain(4, 5, 3).float()
     classifier = make(model, (4,))
     constants, before = classifier.constants, classifier(randn(3, 4).float())[1]
-    for converted in (classifier.to("cpu"), classifier.double(), classifier.half(), classifier.to(torch.bfloat16)):
+    for converted in (
+        classifier.to("cpu"),
+        classifier.double(),
+        classifier.half(),
+        classifier.to(torch.bfloat16),
+    ):
         assert torch.equal(converted.constants, constants)
         assert torch.equal(converted(randn(3, 4).float())[1], before)
 
@@ -221,4 +254,6 @@ def test_works_under_inference_mode_and_differentiates():
     assert torch.equal(inferred, radius.detach())
     radius.sum().backward()
     assert torch.isfinite(x.grad).all()
-    assert (x.grad.norm(dim=1) <= 1 + 1e-9).all()  # a radius cannot grow faster than the distance
+    assert (
+        x.grad.norm(dim=1) <= 1 + 1e-9
+    ).all()  # a radius cannot grow faster than the distance

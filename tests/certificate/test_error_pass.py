@@ -22,7 +22,9 @@ def sequence(*layers):
 
 
 def convolutions(*after, **options):
-    return sequence(nn.Conv2d(2, 6, 3, **options), nn.ReLU(), *after, nn.Flatten(), nn.LazyLinear(4))
+    return sequence(
+        nn.Conv2d(2, 6, 3, **options), nn.ReLU(), *after, nn.Flatten(), nn.LazyLinear(4)
+    )
 
 
 def in_place(m, x):
@@ -92,7 +94,10 @@ def check_logits(certifier, model, x):
     for y in range(certifier.classes):
         measured = (off[:, y : y + 1] - off).abs()
         bound = certifier.rounding.errors(execution, torch.full((len(x),), y)) / 2
-        from_zero = certifier.rounding.errors_from(centre)[y] + distance * certifier.rounding.growth[y]
+        from_zero = (
+            certifier.rounding.errors_from(centre)[y]
+            + distance * certifier.rounding.growth[y]
+        )
         assert (measured <= bound).all()
         assert (measured <= from_zero).all()
         used = max(used, (measured / bound.clamp(min=1e-300)).max().item())
@@ -104,11 +109,15 @@ def test_measured_errors_stay_below_the_bound(name):
     model, shape = build(name)
     certifier = Certifier(model, lipcert.bound(model, shape))
     used = 0.0
-    for seed, (batch, size) in enumerate([(1, 1.0), (7, 100.0), (64, 1e-3), (200, 1.0)]):
+    for seed, (batch, size) in enumerate(
+        [(1, 1.0), (7, 100.0), (64, 1e-3), (200, 1.0)]
+    ):
         x = size * randn(batch, *shape, seed=seed).float()
         used = max(used, check_logits(certifier, model, x))
         if len(shape) == 3:
-            check_logits(certifier, model, x.contiguous(memory_format=torch.channels_last))
+            check_logits(
+                certifier, model, x.contiguous(memory_format=torch.channels_last)
+            )
     assert used > 1e-9  # float32 does round, and the bound is not beyond all measure
 
 
@@ -118,16 +127,23 @@ def test_drawn_networks(drawn, seed, exponent):
     model, shape = drawn
     model = model.float()
     certifier = Certifier(model, lipcert.bound(model, shape))
-    check_logits(certifier, model, 10.0**exponent * randn(20, *shape, seed=seed).float())
+    check_logits(
+        certifier, model, 10.0**exponent * randn(20, *shape, seed=seed).float()
+    )
 
 
-@pytest.mark.parametrize("name", ["wide chain", "residual with batch norm", "softmax", "gelu", "circular padding"])
+@pytest.mark.parametrize(
+    "name",
+    ["wide chain", "residual with batch norm", "softmax", "gelu", "circular padding"],
+)
 def test_errors_over_the_ball(name):
     """The bound from one input holds at others, with the growth per unit of distance."""
     model, shape = build(name)
     certifier = Certifier(model, lipcert.bound(model, shape))
     x = randn(1, *shape).float()
-    errors = certifier.rounding.errors(certifier.error_pass.execute(x), torch.zeros(1, dtype=torch.long))
+    errors = certifier.rounding.errors(
+        certifier.error_pass.execute(x), torch.zeros(1, dtype=torch.long)
+    )
     wide = deepcopy(model).double()
     for seed in range(20):
         there = x + 10.0 ** (seed % 5 - 2) * randn(30, *shape, seed=seed).float()
@@ -159,9 +175,17 @@ def test_the_model_is_executed_not_changed():
 def test_constants_beside_the_input_are_rounded_too(joined):
     """A padding with large numbers, or a constant channel, before a convolution of few products."""
     constant = torch.full((1, 1, 8, 8), 1000.0)
-    joint = Op(lambda m, x: torch.cat([x, constant.to(x.dtype).expand(x.shape[0], 1, 8, 8)], 1))
+    joint = Op(
+        lambda m, x: torch.cat([x, constant.to(x.dtype).expand(x.shape[0], 1, 8, 8)], 1)
+    )
     beside = joint if joined else nn.ConstantPad2d(1, 1000.0)
-    model = nn.Sequential(beside, nn.Conv2d(1 + joined, 4, 3, bias=False), nn.ReLU(), nn.Flatten(), nn.LazyLinear(3))
+    model = nn.Sequential(
+        beside,
+        nn.Conv2d(1 + joined, 4, 3, bias=False),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.LazyLinear(3),
+    )
     x = 1e-3 * randn(16, 1, 8, 8).float()
     model(x)
     model = gaussian(model).float().eval()
@@ -173,7 +197,11 @@ def test_constants_beside_the_input_are_rounded_too(joined):
 
 
 def test_threads_take_turns():
-    model = gaussian(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 5))).float().eval()
+    model = (
+        gaussian(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 5)))
+        .float()
+        .eval()
+    )
     certifier = Certifier(model, lipcert.bound(model, (64,)))
     batches = [randn(64, 64).float() * scale for scale in (1.0, 1000.0)] * 20
     alone = [certifier.certify(x).radius for x in batches[:2]] * 20

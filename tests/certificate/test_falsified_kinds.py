@@ -23,7 +23,9 @@ def slope_found(model, shape, points=40):
     best = 0.0
     for k in range(points):
         x = torch.randn(*shape) * 10.0 ** (k % 3 - 1)
-        jacobian = torch.autograd.functional.jacobian(lambda t: model(t[None])[0], x).reshape(-1, x.numel())
+        jacobian = torch.autograd.functional.jacobian(
+            lambda t: model(t[None])[0], x
+        ).reshape(-1, x.numel())
         best = max(best, float(torch.linalg.matrix_norm(jacobian.double(), 2)))
     return best
 
@@ -42,7 +44,11 @@ class Constants(nn.Module):
 
     def __init__(self, as_input):
         super().__init__()
-        self.mean, self.layer, self.as_input = nn.Parameter(torch.rand(1, 4)), nn.Linear(4, 3), as_input
+        self.mean, self.layer, self.as_input = (
+            nn.Parameter(torch.rand(1, 4)),
+            nn.Linear(4, 3),
+            as_input,
+        )
 
     def forward(self, x):
         return self.layer(x - self.as_input(self.mean.expand(x.shape[0], -1), x))
@@ -64,7 +70,9 @@ AS_INPUT = {
 def test_a_constant_in_the_shape_of_the_input_is_not_the_input(name):
     model = Constants(AS_INPUT[name]).eval()
     value = float(lipcert.bound(model, (4,), target="network").value)
-    assert value == pytest.approx(float(torch.linalg.matrix_norm(model.layer.weight, 2)), rel=1e-6)
+    assert value == pytest.approx(
+        float(torch.linalg.matrix_norm(model.layer.weight, 2)), rel=1e-6
+    )
 
 
 UNBATCHED = {
@@ -83,7 +91,9 @@ UNBATCHED = {
 def test_pooling_of_inputs_that_torch_reads_as_unbatched(name):
     pool, shape, constant = UNBATCHED[name]
     model = nn.Sequential(pool, nn.Flatten()).eval()
-    assert float(lipcert.bound(model, shape, target="network").value) == pytest.approx(constant, rel=1e-6)
+    assert float(lipcert.bound(model, shape, target="network").value) == pytest.approx(
+        constant, rel=1e-6
+    )
 
 
 def test_rounding_of_an_average_over_everything():
@@ -108,7 +118,11 @@ class Aliased(nn.Module):
 class SmallOutputs(nn.Module):
     def __init__(self):
         super().__init__()
-        self.a, self.r, self.b = nn.Linear(4, 4), nn.LeakyReLU(3.0, inplace=True), nn.Linear(4, 3, bias=False)
+        self.a, self.r, self.b = (
+            nn.Linear(4, 4),
+            nn.LeakyReLU(3.0, inplace=True),
+            nn.Linear(4, 3, bias=False),
+        )
         self.b.weight.data *= 1e-4
 
     def forward(self, x):
@@ -125,15 +139,21 @@ class OwnCall(nn.Sequential):
 class Standardised(nn.Conv2d):
     def _conv_forward(self, input, weight, bias):
         w = weight - weight.mean((1, 2, 3), keepdim=True)
-        return super()._conv_forward(input, w / (w.std((1, 2, 3), keepdim=True) + 1e-5), bias)
+        return super()._conv_forward(
+            input, w / (w.std((1, 2, 3), keepdim=True) + 1e-5), bias
+        )
 
 
 def patched(part):
     model = linear_net()
     if part == "layer":
-        model[0].forward = types.MethodType(lambda self, x: 10 * F.linear(x, self.weight, self.bias), model[0])
+        model[0].forward = types.MethodType(
+            lambda self, x: 10 * F.linear(x, self.weight, self.bias), model[0]
+        )
     else:
-        model.forward = types.MethodType(lambda self, x: 10 * nn.Sequential.forward(self, x), model)
+        model.forward = types.MethodType(
+            lambda self, x: 10 * nn.Sequential.forward(self, x), model
+        )
     return model
 
 
@@ -178,16 +198,23 @@ def test_what_is_bounded_is_what_runs(name):
     certificates = lipcert.certify(model, x)
     with torch.no_grad():
         certain = certificates.radius > 0
-        assert torch.equal(certificates.prediction[certain], model(x).argmax(1)[certain])
+        assert torch.equal(
+            certificates.prediction[certain], model(x).argmax(1)[certain]
+        )
 
 
 def test_global_hooks_are_executed_too():
     model = linear_net()
     plain = float(lipcert.bound(model, (4,), target="network").value)
-    double = lambda module, inputs, output: 2 * output if isinstance(module, nn.Linear) else None  # noqa: E731
+
+    def double(module, inputs, output):
+        return 2 * output if isinstance(module, nn.Linear) else None
+
     handle = torch.nn.modules.module.register_module_forward_hook(double)
     try:
-        assert float(lipcert.bound(model, (4,), target="network").value) == pytest.approx(4 * plain, rel=1e-6)
+        assert float(
+            lipcert.bound(model, (4,), target="network").value
+        ) == pytest.approx(4 * plain, rel=1e-6)
     finally:
         handle.remove()
 
@@ -295,12 +322,17 @@ def test_a_part_in_training_mode():
     with pytest.raises(TrainingModeError, match="dropout"):
         lipcert.bound(model, (4,))
     branch = Op(lambda m, x: m.l(x) * (10 if m.training else 1), l=nn.Linear(4, 3))
-    values = [float(lipcert.bound(branch.train(mode), (4,), target="network").value) for mode in (False, True)]
+    values = [
+        float(lipcert.bound(branch.train(mode), (4,), target="network").value)
+        for mode in (False, True)
+    ]
     assert values[1] == pytest.approx(10 * values[0], rel=1e-6)
 
 
 def conv(pool):
-    return nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), pool, nn.Flatten(), nn.LazyLinear(3)).eval()
+    return nn.Sequential(
+        nn.Conv2d(1, 2, 3, padding=1), pool, nn.Flatten(), nn.LazyLinear(3)
+    ).eval()
 
 
 SAME_WEIGHTS = {
@@ -334,7 +366,9 @@ class Times(nn.Module):
         return self.k * w
 
 
-def test_a_bound_belongs_to_attributes_of_parametrisations_and_of_modules_with_rules(monkeypatch):
+def test_a_bound_belongs_to_attributes_of_parametrisations_and_of_modules_with_rules(
+    monkeypatch,
+):
     from lipcert.network.rules.registry import MODULE_RULES
 
     x = torch.randn(1, 4)
@@ -366,8 +400,13 @@ def test_numbers_that_processors_take_for_zero():
 
 
 def test_a_bound_that_is_made_while_processors_do_that():
-    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)).eval()
-    model[0].weight.data, model[1].weight.data = 1e-39 * torch.eye(2), 1e38 * torch.eye(2)
+    model = nn.Sequential(
+        nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+    ).eval()
+    model[0].weight.data, model[1].weight.data = (
+        1e-39 * torch.eye(2),
+        1e38 * torch.eye(2),
+    )
     expected = lipcert.bound(model, (2,)).value
     torch.set_flush_denormal(True)
     try:
@@ -400,7 +439,11 @@ def test_numbers_of_a_bound_that_were_changed():
 
 def test_norms_are_bounded_but_not_certified():
     """Squares underflow long before their root is small."""
-    model = Op(lambda m, x: torch.stack([torch.linalg.vector_norm(x[:, :2], dim=1), x[:, 2:].norm(dim=1)], 1)).eval()
+    model = Op(
+        lambda m, x: torch.stack(
+            [torch.linalg.vector_norm(x[:, :2], dim=1), x[:, 2:].norm(dim=1)], 1
+        )
+    ).eval()
     assert float(lipcert.bound(model, (4,), target="network").value) >= 1
     with pytest.raises(LipcertError, match="rounding errors are unknown"):
         lipcert.certify(model, torch.randn(2, 4))
@@ -446,7 +489,9 @@ def test_models_are_captured_by_several_threads_at_once():
     model = linear_net()
     bound, x = lipcert.bound(model, (4,)), torch.rand(3, 4)
     with ThreadPoolExecutor(4) as pool:
-        radii = list(pool.map(lambda _: lipcert.certify(model, x, bound).radius, range(8)))
+        radii = list(
+            pool.map(lambda _: lipcert.certify(model, x, bound).radius, range(8))
+        )
         bounds = list(pool.map(lambda _: lipcert.bound(model, (4,)).value, range(4)))
     assert all(torch.equal(radius, radii[0]) for radius in radii)
     assert all(torch.equal(value, bound.value) for value in bounds)
@@ -466,7 +511,11 @@ def test_inputs_and_bounds_of_odd_kinds_are_refused_with_errors_of_ours():
             attempt()
 
 
-@pytest.mark.parametrize("layer", [nn.Dropout(0.3), nn.AlphaDropout(0.3), nn.FeatureAlphaDropout(0.3)], ids=repr)
+@pytest.mark.parametrize(
+    "layer",
+    [nn.Dropout(0.3), nn.AlphaDropout(0.3), nn.FeatureAlphaDropout(0.3)],
+    ids=repr,
+)
 def test_inactive_dropout_is_its_input(layer):
     """A change in place of one is a change of the other."""
 
@@ -478,10 +527,15 @@ def test_inactive_dropout_is_its_input(layer):
 
     model = Op(forward, dropout=layer, layer=nn.Linear(4, 3)).eval()
     expected = 1.5 * torch.linalg.matrix_norm(model.layer.weight.detach().double(), 2)
-    assert float(lipcert.bound(model, (4,), target="network").value) == pytest.approx(float(expected), rel=1e-6)
+    assert float(lipcert.bound(model, (4,), target="network").value) == pytest.approx(
+        float(expected), rel=1e-6
+    )
 
 
-COMPILED = {"module": torch.compile, "forward": lambda classifier: torch.compile(classifier.forward)}
+COMPILED = {
+    "module": torch.compile,
+    "forward": lambda classifier: torch.compile(classifier.forward),
+}
 
 
 @pytest.mark.parametrize("name", COMPILED)
@@ -493,6 +547,9 @@ def test_a_compiled_classifier_checks_its_arithmetic(name):
     for found, expected in zip(compiled(x), classifier(x), strict=True):
         assert torch.equal(found, expected)
     with torch.autocast("cpu", torch.bfloat16):
-        for attempt in (lambda: compiled(x), lambda: torch.export.export(classifier, (x,))):
+        for attempt in (
+            lambda: compiled(x),
+            lambda: torch.export.export(classifier, (x,)),
+        ):
             with pytest.raises(LipcertError, match="autocast computes with fewer bits"):
                 attempt()

@@ -27,7 +27,9 @@ def test_products_of_several_constants_are_bounded_but_not_certified():
     """They may under- or overflow before they are multiplied by the input, or after."""
     constants = {"c": torch.full((3,), 1e30), "d": torch.full((3,), 1e-30)}
     model = Op(lambda m, x: torch.einsum("bi,i,i->bi", x, m.c, m.d), **constants).eval()
-    assert float(lipcert.bound(model, (3,), target="network").value) == pytest.approx(1.0, rel=1e-6)
+    assert float(lipcert.bound(model, (3,), target="network").value) == pytest.approx(
+        1.0, rel=1e-6
+    )
     with pytest.raises(LipcertError, match="rounding errors are unknown"):
         lipcert.certify(model, torch.rand(2, 3))
 
@@ -58,7 +60,10 @@ def test_a_model_that_ends_in_a_nonlinearity_near_zero(name):
         step = step / step.norm(dim=2, keepdim=True) * (0.9 * radii[:, None])
         moved = (x.double() + step).to(dtype)
         inside = (moved.double() - x.double()).norm(dim=2) < radii
-        flipped = model(moved.reshape(-1, 3)).argmax(1).reshape(50, 200) != certificates.prediction
+        flipped = (
+            model(moved.reshape(-1, 3)).argmax(1).reshape(50, 200)
+            != certificates.prediction
+        )
         assert not bool((flipped & inside).any())
 
 
@@ -79,7 +84,11 @@ class Curve(nn.Module):
 
 LIES = {
     "linear up to ten": (Kinked, lambda call, x: call.linear(), "inputs of size"),
-    "not negative": (Blur, lambda call, x: call.linear(terms=2, nonnegative=True), "negative"),
+    "not negative": (
+        Blur,
+        lambda call, x: call.linear(terms=2, nonnegative=True),
+        "negative",
+    ),
     "fewer products": (Blur, lambda call, x: call.linear(terms=1), "sums 2 products"),
     "only moves": (Blur, lambda call, x: call.linear(terms=0), "products"),
     "no rounding": (Curve, lambda call, x: lipcert.Slope(0.0, 1.0, ulps=0.0), "ulps=0"),
@@ -96,18 +105,28 @@ def test_rules_that_lie(name):
         lipcert.trace(model, (4,))
 
 
-@pytest.mark.parametrize(("weight", "problem"), [(1e-45, "too small"), (1e38, "too large")])
-def test_weights_that_leave_the_range_of_their_type_are_not_called_a_false_rule(weight, problem):
+@pytest.mark.parametrize(
+    ("weight", "problem"), [(1e-45, "too small"), (1e38, "too large")]
+)
+def test_weights_that_leave_the_range_of_their_type_are_not_called_a_false_rule(
+    weight, problem
+):
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
     nn.init.constant_(model[0].weight, weight)
-    with pytest.raises(UnsupportedError, match=rf"0 \(Linear\): what it computes is {problem} for torch.float32"):
+    with pytest.raises(
+        UnsupportedError,
+        match=rf"0 \(Linear\): what it computes is {problem} for torch.float32",
+    ):
         lipcert.bound(model, (4,))
 
 
 @pytest.mark.parametrize("target", ["pairwise", "network"])
 def test_a_model_without_outputs(target):
     model = nn.Sequential(nn.Linear(4, 3), Op(lambda m, x: x[:, 3:])).eval()
-    with pytest.raises(UnsupportedError, match=r"output .*: the model returns no numbers, rows of shape \(0,\)"):
+    with pytest.raises(
+        UnsupportedError,
+        match=r"output .*: the model returns no numbers, rows of shape \(0,\)",
+    ):
         lipcert.bound(model, (4,), target=target)
 
 
@@ -133,13 +152,18 @@ def test_arrays_that_the_model_would_round_are_refused(certify):
     """Radii would be about other inputs: here two that are closer than any radius have different predictions."""
     model = nn.Sequential(nn.Linear(2, 2)).eval()
     x = np.array([[2.0**24, 2.0**24 + 1.01]])
-    with pytest.raises(ShapeError, match=r"inputs are float64 and the model computes in float32.*astype"):
+    with pytest.raises(
+        ShapeError,
+        match=r"inputs are float64 and the model computes in float32.*astype",
+    ):
         certify(model, x)
     assert len(certify(model, np.array([[0.5, 0.25]]))) == 1
 
 
 @pytest.mark.parametrize("certify", [lipcert.certify, lipcert.certify_local])
-@pytest.mark.parametrize("x", [torch.tensor(1.0), np.array([["a"]])], ids=["number", "words"])
+@pytest.mark.parametrize(
+    "x", [torch.tensor(1.0), np.array([["a"]])], ids=["number", "words"]
+)
 def test_what_is_no_batch_of_numbers_is_refused(certify, x):
     with pytest.raises(ShapeError, match=r"single number|expected numbers"):
         certify(nn.Sequential(nn.Linear(1, 2)).eval(), x)
@@ -164,7 +188,9 @@ SCALARS = {
     "alpha": lambda x: torch.add(x * 0, x, alpha=ABOVE_ONE),
     "alpha of a difference": lambda x: torch.sub(x * 0, x, alpha=ABOVE_ONE),
     "value": lambda x: torch.addcmul(x * 0, x, torch.ones(1), value=ABOVE_ONE),
-    "value of a quotient": lambda x: torch.addcdiv(x * 0, x, torch.ones(1), value=ABOVE_ONE),
+    "value of a quotient": lambda x: torch.addcdiv(
+        x * 0, x, torch.ones(1), value=ABOVE_ONE
+    ),
     "leaky": lambda x: F.leaky_relu(x, ABOVE_ONE),
     "rrelu": lambda x: F.rrelu(x, ABOVE_ONE, ABOVE_ONE),
     "rrelu of two": lambda x: F.rrelu(x, 1.0, 1 + 2.0**-23 + 2.0**-44),
@@ -180,7 +206,9 @@ def test_numbers_in_a_program_are_those_that_it_computes_with(name):
     """torch rounds them to float32: bounds of what is written were below the slopes of what runs."""
     model = Op(lambda m, x: SCALARS[name](x), bias=nn.Parameter(torch.zeros(1))).eval()
     at = torch.tensor([[1.0], [-1.0]])
-    executed = float(model(at).double().abs().max())  # exact, for the numbers are powers of two
+    executed = float(
+        model(at).double().abs().max()
+    )  # exact, for the numbers are powers of two
     written = float(SCALARS[name](at.double()).abs().max())
     value = float(lipcert.bound(model, (1,), target="network").value)
     assert executed <= value <= max(executed, written) * (1 + 1e-6)
@@ -188,6 +216,11 @@ def test_numbers_in_a_program_are_those_that_it_computes_with(name):
 
 
 def test_scale_factors_of_sizes_are_not_rounded():
-    model = Op(lambda m, x: F.interpolate(x, scale_factor=0.7, mode="nearest"), b=nn.Parameter(torch.zeros(1))).eval()
+    model = Op(
+        lambda m, x: F.interpolate(x, scale_factor=0.7, mode="nearest"),
+        b=nn.Parameter(torch.zeros(1)),
+    ).eval()
     assert lipcert.trace(model, (1, 10)).output_shape == (1, 7)
-    assert float(lipcert.bound(model, (1, 10), target="network").value) == pytest.approx(1.0, rel=1e-6)
+    assert float(
+        lipcert.bound(model, (1, 10), target="network").value
+    ) == pytest.approx(1.0, rel=1e-6)

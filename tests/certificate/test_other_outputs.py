@@ -46,35 +46,55 @@ def test_a_network_with_one_logit():
     assert certificates.clean_accuracy == 1
     assert (certificates.radius > 0).all()
     assert torch.equal(
-        lipcert.certify(model, x, lipcert.bound(model, (4,), target="per-class")).radius > 0, certificates.radius > 0
+        lipcert.certify(model, x, lipcert.bound(model, (4,), target="per-class")).radius
+        > 0,
+        certificates.radius > 0,
     )
     two = TwoLogits(model).eval()
-    assert torch.allclose(lipcert.certify(two, x).radius, certificates.radius, rtol=1e-6)
+    assert torch.allclose(
+        lipcert.certify(two, x).radius, certificates.radius, rtol=1e-6
+    )
     attack = minimum_norm(two, x, certificates.prediction, pixels=(-9.0, 9.0))
     assert (attack.distance >= certificates.radius).all()
     assert attack.success.any()
     logits, radius = lipcert.CertifiedClassifier(model, bound)(x)
     assert logits.shape == (40, 2)
     assert (radius <= certificates.radius).all()
-    with pytest.raises(BoundError, match=r"has the target pairwise, which says nothing about a model with one logit"):
+    with pytest.raises(
+        BoundError,
+        match=r"has the target pairwise, which says nothing about a model with one logit",
+    ):
         lipcert.certify(model, x, lipcert.bound(model, (4,), target="pairwise"))
 
 
-@pytest.mark.parametrize("model", [dense_chain(8, 5, 1), nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU()).double().eval()])
+@pytest.mark.parametrize(
+    "model",
+    [
+        dense_chain(8, 5, 1),
+        nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU()).double().eval(),
+    ],
+)
 def test_the_default_target_of_other_outputs_is_the_network(model, caplog):
     shape = (8,) if isinstance(model[0], nn.Linear) else (1, 5, 5)
     with caplog.at_level(logging.WARNING, "lipcert"):
         bound = lipcert.bound(model, shape)
-    assert "are no logits: the constant is that of the network as a whole" in caplog.text
+    assert (
+        "are no logits: the constant is that of the network as a whole" in caplog.text
+    )
     assert bound.target == "network"
     assert float(bound) > 0
     x, y = randn(128, *shape).chunk(2)
-    change = (model(x) - model(y)).detach().flatten(1).norm(dim=1) / (x - y).flatten(1).norm(dim=1)
+    change = (model(x) - model(y)).detach().flatten(1).norm(dim=1) / (x - y).flatten(
+        1
+    ).norm(dim=1)
     assert float(change.max()) <= float(bound)
 
 
 def test_a_bound_with_several_constants_is_no_number():
-    with pytest.raises(OptionError, match=r"the bound has 9 constants, of shape \(3, 3\); take one from .value, or"):
+    with pytest.raises(
+        OptionError,
+        match=r"the bound has 9 constants, of shape \(3, 3\); take one from .value, or",
+    ):
         float(lipcert.bound(dense_chain(4, 3), (4,)))
 
 
@@ -102,7 +122,8 @@ def test_inputs_and_labels_in_other_forms():
         assert torch.allclose(form.radius, expected.radius, rtol=1e-6)
         assert form.clean_accuracy == expected.clean_accuracy
     with pytest.raises(
-        ShapeError, match=r"inputs are a lipcert.data.Dataset; pass dataset.test.pixels\(\) and labels="
+        ShapeError,
+        match=r"inputs are a lipcert.data.Dataset; pass dataset.test.pixels\(\) and labels=",
     ):
         lipcert.certify(model, lipcert.data.load("digits"), bound)
 
@@ -112,31 +133,49 @@ def test_the_metric_is_the_accuracy_of_certificates():
     x, labels = randn(30, 4).float(), torch.arange(30) % 3
     classifier = lipcert.CertifiedClassifier(model, lipcert.bound(model, (4,)))
     metric = lipcert.CertifiedAccuracy([0.01, 0.1])
-    with pytest.raises(OptionError, match="there is nothing to compute yet; call update first"):
+    with pytest.raises(
+        OptionError, match="there is nothing to compute yet; call update first"
+    ):
         metric.compute()
     for batch in torch.arange(30).split(7):
         metric.update(*classifier(x[batch]), labels[batch])
     logits, radius = classifier(x)
     correct = logits.argmax(1) == labels
-    expected = {0.0: correct, 0.01: correct & (radius >= 0.01), 0.1: correct & (radius >= 0.1)}
-    assert metric.compute() == {epsilon: float(mask.double().mean()) for epsilon, mask in expected.items()}
+    expected = {
+        0.0: correct,
+        0.01: correct & (radius >= 0.01),
+        0.1: correct & (radius >= 0.1),
+    }
+    assert metric.compute() == {
+        epsilon: float(mask.double().mean()) for epsilon, mask in expected.items()
+    }
     metric.reset()
     metric(logits[:0], radius[:0], labels[:0])
     metric.update(logits[:1], radius[:1], labels[:1])
     assert metric.compute()[0.0] == float(correct[0])
-    with pytest.raises(ShapeError, match=r"shapes \(30, 3\), \(30,\) and \(29,\), expected"):
+    with pytest.raises(
+        ShapeError, match=r"shapes \(30, 3\), \(30,\) and \(29,\), expected"
+    ):
         metric.update(logits, radius, labels[:-1])
-    with pytest.raises(OptionError, match=r"epsilons are \[-1\], expected positive numbers"):
+    with pytest.raises(
+        OptionError, match=r"epsilons are \[-1\], expected positive numbers"
+    ):
         lipcert.CertifiedAccuracy(-1)
 
 
 def test_the_metric_counts_over_processes(monkeypatch):
     metric, other = lipcert.CertifiedAccuracy(0.5), lipcert.CertifiedAccuracy(0.5)
-    logits, radius, labels = torch.eye(2)[[0, 0, 0]], torch.tensor([1.0, 0.2, 0.7]), torch.tensor([0, 0, 1])
+    logits, radius, labels = (
+        torch.eye(2)[[0, 0, 0]],
+        torch.tensor([1.0, 0.2, 0.7]),
+        torch.tensor([0, 0, 1]),
+    )
     metric.update(logits[:1], radius[:1], labels[:1])
     other.update(logits[1:], radius[1:], labels[1:])
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "all_reduce", lambda counts: counts.add_(other.counts))
+    monkeypatch.setattr(
+        torch.distributed, "all_reduce", lambda counts: counts.add_(other.counts)
+    )
     assert metric.compute() == metric.compute() == {0.0: 2 / 3, 0.5: 1 / 3}
 
 
@@ -152,4 +191,6 @@ def test_one_logit_with_weights_that_are_computed():
 
 def test_one_logit_is_not_counted():
     with pytest.raises(ShapeError, match="there is one logit"):
-        lipcert.CertifiedAccuracy(0.2).update(torch.ones(3, 1), torch.ones(3), torch.ones(3, dtype=torch.long))
+        lipcert.CertifiedAccuracy(0.2).update(
+            torch.ones(3, 1), torch.ones(3), torch.ones(3, dtype=torch.long)
+        )

@@ -15,7 +15,11 @@ STATE = {"table": torch.eye(6), "factor": 1.0, "calls": 0}
 @pytest.fixture(autouse=True)
 def _own_rules_and_state(monkeypatch):
     monkeypatch.setattr(registry, "RULES", dict(registry.RULES))
-    monkeypatch.setattr(registry, "MODULE_RULES", {view: dict(own) for view, own in registry.MODULE_RULES.items()})
+    monkeypatch.setattr(
+        registry,
+        "MODULE_RULES",
+        {view: dict(own) for view, own in registry.MODULE_RULES.items()},
+    )
     for key, value in STATE.items():
         monkeypatch.setitem(STATE, key, value)
     lipcert.register_rule(mix)(lambda call, x: call.linear(terms=6, nonnegative=True))
@@ -62,8 +66,12 @@ MODELS = {
 
 
 def made(name):
-    model = Op(MODELS[name][0], l=nn.Linear(6, 3), mixed=Mixed(), hooked=nn.Linear(6, 3)).eval()
-    model.hooked.register_forward_hook(lambda module, args, out: bend(out) + bend(out / 2))
+    model = Op(
+        MODELS[name][0], l=nn.Linear(6, 3), mixed=Mixed(), hooked=nn.Linear(6, 3)
+    ).eval()
+    model.hooked.register_forward_hook(
+        lambda module, args, out: bend(out) + bend(out / 2)
+    )
     return model
 
 
@@ -99,7 +107,10 @@ def test_certifying_ends_when_an_operator_changes(name, monkeypatch):
         monkeypatch.setitem(STATE, key, 5 * STATE[key])
         yield x
 
-    with pytest.raises(BoundError, match=r"operator .*lipcert_tests\.\w+\.default\) is not torch's own, and computes"):
+    with pytest.raises(
+        BoundError,
+        match=r"operator .*lipcert_tests\.\w+\.default\) is not torch's own, and computes",
+    ):
         lipcert.certify(model, loader(), bound)
     with pytest.raises(BoundError, match=r"compute the bound again"):
         classifier(x)
@@ -117,4 +128,6 @@ def test_a_classifier_with_an_operator_can_be_exported():
     model, x = made("nonlinear"), torch.randn(5, 6)
     classifier = lipcert.CertifiedClassifier(model, lipcert.bound(model, (6,)))
     exported = torch.export.export(classifier, (x,)).module()
-    assert all(torch.equal(a, b) for a, b in zip(exported(x), classifier(x), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(exported(x), classifier(x), strict=True)
+    )

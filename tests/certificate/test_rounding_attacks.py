@@ -27,7 +27,9 @@ def neighbours(start, direction, generator):
     shares = torch.linspace(0, 1, CANDIDATES)[:, None]
     for _ in range(2):
         moved = torch.rand(points.shape, generator=generator) < shares
-        points = torch.where(moved, torch.nextafter(points, towards.expand_as(points)), points)
+        points = torch.where(
+            moved, torch.nextafter(points, towards.expand_as(points)), points
+        )
     return points
 
 
@@ -37,7 +39,10 @@ def candidates(x, direction, radius, generator):
     points = []
     for shrink in (1.0, 1 - 1e-7, 1 - 1e-6, 1 - 1e-5):
         edge = (x.double() + shrink * radius * unit).float()
-        points += [neighbours(edge, unit, generator), neighbours(edge, -unit, generator)]
+        points += [
+            neighbours(edge, unit, generator),
+            neighbours(edge, -unit, generator),
+        ]
     cloud = torch.cat(points)
     distance = (cloud.double() - x.double()).norm(dim=1)
     return cloud[distance * (1 + 1e-12) <= radius]
@@ -55,10 +60,15 @@ def classifier(seed):
     generator = torch.Generator().manual_seed(seed)
     n, k = (4, 30, 300)[seed % 3], (2, 5)[seed % 2]
     model = nn.Linear(n, k).requires_grad_(False).eval()
-    model.weight.copy_(torch.randn(k, n, generator=generator) * 10 ** (2 * torch.rand(k, 1, generator=generator) - 1))
+    model.weight.copy_(
+        torch.randn(k, n, generator=generator)
+        * 10 ** (2 * torch.rand(k, 1, generator=generator) - 1)
+    )
     x = torch.randn(1, n, generator=generator) * 10.0 ** (seed % 4 - 1)
     if seed % 5 == 0:  # close to the boundary, where rounding decides
-        model.bias.copy_(-(model.weight @ x[0]) + 1e-4 * torch.rand(k, generator=generator))
+        model.bias.copy_(
+            -(model.weight @ x[0]) + 1e-4 * torch.rand(k, generator=generator)
+        )
     return model, x, generator
 
 
@@ -96,7 +106,9 @@ def test_radii_that_are_a_little_too_large_are_found_out():
         model, x, generator = classifier(3 * seed + 1)
         certificate = lipcert.certify(model, x)
         direction, naive = towards_the_boundary(model, x, int(certificate.prediction))
-        caught += violated(model, x, int(certificate.prediction), direction, 1.001 * naive, generator)
+        caught += violated(
+            model, x, int(certificate.prediction), direction, 1.001 * naive, generator
+        )
     assert caught >= 40
 
 
@@ -121,10 +133,18 @@ def ascend(model, x, y, radius):
 @pytest.mark.parametrize("activation", ["relu", "nearly linear", "tanh"])
 def test_small_networks(activation):
     """Bounds of nearly linear networks are nearly tight, so that their radii end close to the boundary."""
-    build = {"relu": nn.ReLU, "nearly linear": lambda: nn.LeakyReLU(0.99999), "tanh": nn.Tanh}[activation]
+    build = {
+        "relu": nn.ReLU,
+        "nearly linear": lambda: nn.LeakyReLU(0.99999),
+        "tanh": nn.Tanh,
+    }[activation]
     close = 0
     for seed in range(-(-SMALL // 3)):
-        model = dense_chain(20, 30, 30, 3, activation=build, seed=seed).float().requires_grad_(False)
+        model = (
+            dense_chain(20, 30, 30, 3, activation=build, seed=seed)
+            .float()
+            .requires_grad_(False)
+        )
         certifier = Certifier(model, lipcert.bound(model, (20,)))
         x = randn(1, 20, seed=seed).float()
         certificate = certifier.certify(x)

@@ -16,8 +16,18 @@ from models import gaussian
 
 
 def conv_net():
-    layers = [nn.Conv2d(20, 12, 3, 1, 1), nn.ReLU(), nn.Conv2d(12, 8, 3, 2, padding="valid"), nn.ReLU(), nn.Flatten()]
-    return gaussian(nn.Sequential(*layers, nn.Linear(32, 40), nn.Tanh(), nn.Linear(40, 4))).float().eval()
+    layers = [
+        nn.Conv2d(20, 12, 3, 1, 1),
+        nn.ReLU(),
+        nn.Conv2d(12, 8, 3, 2, padding="valid"),
+        nn.ReLU(),
+        nn.Flatten(),
+    ]
+    return (
+        gaussian(nn.Sequential(*layers, nn.Linear(32, 40), nn.Tanh(), nn.Linear(40, 4)))
+        .float()
+        .eval()
+    )
 
 
 def longest(network):
@@ -29,13 +39,23 @@ def test_no_sum_is_longer_than_allowed_and_the_function_is_the_same(products):
     model = conv_net()
     bound = lipcert.bound(model, (20, 6, 6))
     certifier = Certifier(model, bound, products)
-    assert longest(certifier.network) <= products < longest(lipcert.trace(model, (20, 6, 6)))
+    assert (
+        longest(certifier.network)
+        <= products
+        < longest(lipcert.trace(model, (20, 6, 6)))
+    )
     x = randn(5, 20, 6, 6).float()
     executed = certifier.network.program.run(x)
     exact = deepcopy(model).double()(x.double())
-    assert torch.allclose(executed.double(), exact, rtol=1e-4, atol=1e-4 * exact.abs().max().item())
-    wide = split_sums(lipcert.trace(deepcopy(model).double(), (20, 6, 6)).program, products)
-    assert torch.allclose(wide.run(x.double()), exact, rtol=1e-12, atol=1e-12 * exact.abs().max().item())
+    assert torch.allclose(
+        executed.double(), exact, rtol=1e-4, atol=1e-4 * exact.abs().max().item()
+    )
+    wide = split_sums(
+        lipcert.trace(deepcopy(model).double(), (20, 6, 6)).program, products
+    )
+    assert torch.allclose(
+        wide.run(x.double()), exact, rtol=1e-12, atol=1e-12 * exact.abs().max().item()
+    )
 
 
 def test_radii_lie_between_those_of_float32_and_float64():
@@ -63,10 +83,21 @@ def test_the_classifier_runs_the_parts():
 
 
 def test_grouped_and_short_sums_stay_as_they_are():
-    model = nn.Sequential(nn.Conv2d(32, 32, 3, groups=8), nn.ReLU(), nn.Flatten(), nn.Linear(32, 3)).eval()
+    model = nn.Sequential(
+        nn.Conv2d(32, 32, 3, groups=8), nn.ReLU(), nn.Flatten(), nn.Linear(32, 3)
+    ).eval()
     program = lipcert.trace(model, (32, 3, 3)).program
-    targets = [str(node.target) for node in split_sums(program, 36).graph.nodes if node.op == "call_function"]
-    assert targets == ["aten.conv2d.default", "aten.relu.default", "aten.flatten.using_ints", "aten.linear.default"]
+    targets = [
+        str(node.target)
+        for node in split_sums(program, 36).graph.nodes
+        if node.op == "call_function"
+    ]
+    assert targets == [
+        "aten.conv2d.default",
+        "aten.relu.default",
+        "aten.flatten.using_ints",
+        "aten.linear.default",
+    ]
 
 
 @pytest.mark.parametrize("products", [0, -1, 2.5])

@@ -43,7 +43,9 @@ def computed(monkeypatch):
 
 def run(certifier, path, origin="data", count=COUNT, **options):
     batch = lambda first, last: (X[first:last], LABELS[first:last])  # noqa: E731
-    return certify_to_csv(certifier, batch, count, path, origin=origin, batch_size=BATCH, **options)
+    return certify_to_csv(
+        certifier, batch, count, path, origin=origin, batch_size=BATCH, **options
+    )
 
 
 def stop_at(index):
@@ -106,7 +108,10 @@ def test_rows_after_the_checksum_are_written_again(certifier, computed, tmp_path
     run(certifier, tmp_path / "whole.csv")
     with pytest.raises(Interrupted):
         run(certifier, tmp_path / "c.csv", inspect=stop_at(24))
-    whole, kept = (tmp_path / "whole.csv").read_bytes(), (tmp_path / "c.csv").stat().st_size
+    whole, kept = (
+        (tmp_path / "whole.csv").read_bytes(),
+        (tmp_path / "c.csv").stat().st_size,
+    )
     (tmp_path / "c.csv").write_bytes(whole[: kept + more])
     assert len(read_certificates(tmp_path / "c.csv")) == 24
     computed.clear()
@@ -115,7 +120,9 @@ def test_rows_after_the_checksum_are_written_again(certifier, computed, tmp_path
     assert (tmp_path / "c.csv").read_bytes() == whole
 
 
-def test_killed_between_the_rows_and_their_checksum(certifier, computed, tmp_path, monkeypatch):
+def test_killed_between_the_rows_and_their_checksum(
+    certifier, computed, tmp_path, monkeypatch
+):
     def killed(path, fingerprint, origin, rows, sha256):
         if rows > 24:
             raise Interrupted
@@ -146,7 +153,9 @@ def test_more_inputs_extend_a_file_and_fewer_are_refused(certifier, computed, tm
     run(certifier, tmp_path / "c.csv", count=16)
     run(certifier, tmp_path / "c.csv", count=24)
     assert computed == list(range(24))
-    with pytest.raises(ResumeError, match="holds 24 certificates, more than 10; choose another folder"):
+    with pytest.raises(
+        ResumeError, match="holds 24 certificates, more than 10; choose another folder"
+    ):
         run(certifier, tmp_path / "c.csv", count=10)
     assert computed == list(range(24))
 
@@ -156,7 +165,12 @@ def test_a_refused_input_leaves_the_rows_before_it(certifier, tmp_path):
     bad[20] = torch.nan
     with pytest.raises(NonFiniteError, match="input 20 contains NaN"):
         certify_to_csv(
-            certifier, lambda a, b: (bad[a:b], LABELS[a:b]), COUNT, tmp_path / "c.csv", origin="data", batch_size=BATCH
+            certifier,
+            lambda a, b: (bad[a:b], LABELS[a:b]),
+            COUNT,
+            tmp_path / "c.csv",
+            origin="data",
+            batch_size=BATCH,
         )
     assert len(read_certificates(tmp_path / "c.csv")) == 16
 
@@ -172,12 +186,17 @@ def test_files_of_other_weights_or_data_are_refused(certifier, tmp_path):
         run(certifier, tmp_path / "c.csv", origin="other data")
     for damaged in ("{", "[1]", '{"rows": "1", "sha256": "0"}'):
         (tmp_path / "c.origin.json").write_text(damaged)
-        with pytest.raises(ResumeError, match=r"c.origin.json is damaged; remove it and c.csv and certify again"):
+        with pytest.raises(
+            ResumeError,
+            match=r"c.origin.json is damaged; remove it and c.csv and certify again",
+        ):
             run(certifier, tmp_path / "c.csv")
         with pytest.raises(ResumeError, match=r"c.origin.json is damaged"):
             read_certificates(tmp_path / "c.csv")
     (tmp_path / "c.origin.json").unlink()
-    with pytest.raises(ResumeError, match=r"exists, but not c.origin.json that says what it holds"):
+    with pytest.raises(
+        ResumeError, match=r"exists, but not c.origin.json that says what it holds"
+    ):
         run(certifier, tmp_path / "c.csv")
     assert (tmp_path / "c.csv").read_bytes() == before
 
@@ -185,7 +204,9 @@ def test_files_of_other_weights_or_data_are_refused(certifier, tmp_path):
 def without_checksum(path):
     """Leave what earlier versions wrote."""
     mark = json.loads(path.with_suffix(".origin.json").read_text())
-    path.with_suffix(".origin.json").write_text(json.dumps({key: mark[key] for key in ("fingerprint", "origin")}))
+    path.with_suffix(".origin.json").write_text(
+        json.dumps({key: mark[key] for key in ("fingerprint", "origin")})
+    )
 
 
 def test_files_of_earlier_versions_are_read_but_not_continued(certifier, tmp_path):
@@ -193,7 +214,8 @@ def test_files_of_earlier_versions_are_read_but_not_continued(certifier, tmp_pat
     without_checksum(tmp_path / "c.csv")
     assert torch.equal(read_certificates(tmp_path / "c.csv").radius, radius)
     with pytest.raises(
-        ResumeError, match=r"c\.csv was written by an earlier version of lipcert, .*; remove it or choose"
+        ResumeError,
+        match=r"c\.csv was written by an earlier version of lipcert, .*; remove it or choose",
     ):
         run(certifier, tmp_path / "c.csv")
     (tmp_path / "c.origin.json").unlink()
@@ -258,12 +280,15 @@ def rewrite(path, change):
 
 
 @pytest.mark.parametrize("name", [*EDITED, *DAMAGE])
-def test_edited_files_are_neither_continued_nor_read(certifier, computed, tmp_path, name):
+def test_edited_files_are_neither_continued_nor_read(
+    certifier, computed, tmp_path, name
+):
     run(certifier, tmp_path / "c.csv")
     computed.clear()
     edited = rewrite(tmp_path / "c.csv", (EDITED | DAMAGE)[name])
     message = (
-        r"c\.csv was edited or is damaged: its first 50 rows do not have the checksum in c\.origin\.json; remove it"
+        r"c\.csv was edited or is damaged: its first 50 rows do not have the checksum "
+        r"in c\.origin\.json; remove it"
     )
     with pytest.raises(ResumeError, match=message):
         run(certifier, tmp_path / "c.csv")
@@ -277,7 +302,9 @@ def test_edited_files_are_neither_continued_nor_read(certifier, computed, tmp_pa
 def test_rows_are_checked_without_and_with_a_checksum(certifier, tmp_path, name):
     run(certifier, tmp_path / "c.csv")
     edited = rewrite(tmp_path / "c.csv", DAMAGE[name])
-    mark = json.loads((tmp_path / "c.origin.json").read_text()) | {"sha256": hashlib.sha256(edited).hexdigest()}
+    mark = json.loads((tmp_path / "c.origin.json").read_text()) | {
+        "sha256": hashlib.sha256(edited).hexdigest()
+    }
     (tmp_path / "c.origin.json").write_text(json.dumps(mark))
     message = r"c\.csv is damaged: expected the columns idx, label, .*; remove it and certify again"
     with pytest.raises(ResumeError, match=message):
@@ -288,7 +315,9 @@ def test_rows_are_checked_without_and_with_a_checksum(certifier, tmp_path, name)
 
 
 def test_rows_that_are_no_text_are_refused(certifier, tmp_path):
-    (tmp_path / "c.csv").write_bytes(b"idx,label,prediction,margin,radius\n0,1,1,\xff,0.1\n")
+    (tmp_path / "c.csv").write_bytes(
+        b"idx,label,prediction,margin,radius\n0,1,1,\xff,0.1\n"
+    )
     with pytest.raises(ResumeError, match=r"c\.csv is damaged: expected the columns"):
         read_certificates(tmp_path / "c.csv")
 
@@ -301,4 +330,7 @@ def test_what_a_file_holds_is_written_beside_it(certifier, tmp_path):
         "fingerprint": certifier.bound.facts.fingerprint, "origin": "digits 1234", "rows": COUNT,
         "sha256": hashlib.sha256(content).hexdigest(),
     }  # fmt: skip
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["c.csv", "c.origin.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "c.csv",
+        "c.origin.json",
+    ]

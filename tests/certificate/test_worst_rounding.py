@@ -44,7 +44,9 @@ class Gradients:
 
         logits = self.network.program.run(x.double().requires_grad_(), observe)
         difference = (logits[:, 0] - logits[:, 1]).sum()
-        gradients = torch.autograd.grad(difference, list(values.values()), materialize_grads=True)
+        gradients = torch.autograd.grad(
+            difference, list(values.values()), materialize_grads=True
+        )
         return dict(zip(values, gradients, strict=True))
 
 
@@ -60,7 +62,9 @@ class WorstPass(ErrorPass):
                 return value
             edges = network.nodes[v].edges
             if edges and network.nodes[v].roundings >= FEWEST:
-                sums = sum(edge.op.magnitude(values[edge.source].abs()) for edge in edges)
+                sums = sum(
+                    edge.op.magnitude(values[edge.source].abs()) for edge in edges
+                )
                 sums = sums + self.offsets.get(v, 0)
                 share = 0.5 * gamma(network.nodes[v].roundings, value.dtype)
                 value = value + share * sums * directions[v].sign().float()
@@ -78,7 +82,9 @@ class Adversary:
 
     def __init__(self, model, shape, longest_sum=None):
         self.model = deepcopy(model).float().requires_grad_(False).eval()
-        self.certifier = Certifier(self.model, lipcert.bound(self.model, shape), longest_sum)
+        self.certifier = Certifier(
+            self.model, lipcert.bound(self.model, shape), longest_sum
+        )
         self.wide = deepcopy(self.model).double()
         network = lipcert.trace(self.wide, shape)
         if longest_sum:
@@ -101,7 +107,9 @@ class Adversary:
         together = both[0] + distance * rounding.growth[0, 1]
         assert (measured <= both / 2).all()
         assert (measured + measured[0] <= together).all()
-        return (2 * measured / both).max().item(), ((measured + measured[0]) / together)[1:].max().item()
+        return (2 * measured / both).max().item(), (
+            (measured + measured[0]) / together
+        )[1:].max().item()
 
 
 def sequence(*layers):
@@ -114,7 +122,9 @@ def rho_network(kind):
         layers = [RhoLipschitzLinear(6, 300, leaky), RhoLipschitzLinear(6, 50, leaky)]
         return nn.Sequential(nn.Linear(400, 6), *layers, nn.Linear(6, 3)).eval(), (400,)
     layers = [RhoLipschitzConv2d(3, 40, 3, leaky), RhoLipschitzConv2d(3, 20, 3, leaky)]
-    return nn.Sequential(nn.Conv2d(30, 3, 3, padding=1), *layers, nn.Flatten(), nn.Linear(75, 3)).eval(), (30, 5, 5)
+    return nn.Sequential(
+        nn.Conv2d(30, 3, 3, padding=1), *layers, nn.Flatten(), nn.Linear(75, 3)
+    ).eval(), (30, 5, 5)
 
 
 # Most errors are made in operations of many products; the narrow ones before or behind them only carry what is there.
@@ -150,13 +160,22 @@ NETWORKS = {
 def test_worst_errors_stay_below_the_bound(name):
     model, shape = NETWORKS[name]
     adversary = Adversary(model, shape)
-    used = [adversary.check(size * randn(20, *shape, seed=seed).float()) for seed, size in enumerate([1.0, 30.0])]
-    used.append(adversary.check(torch.cat([torch.zeros(1, *shape), 10 * randn(20, *shape).float()])))
+    used = [
+        adversary.check(size * randn(20, *shape, seed=seed).float())
+        for seed, size in enumerate([1.0, 30.0])
+    ]
+    used.append(
+        adversary.check(
+            torch.cat([torch.zeros(1, *shape), 10 * randn(20, *shape).float()])
+        )
+    )
     assert max(at for at, _ in used) > 0.02
     assert max(over for _, over in used) > 0.005
 
 
-@pytest.mark.parametrize("name", ["chain", "dense layers in series", "convolutions in series", "residual"])
+@pytest.mark.parametrize(
+    "name", ["chain", "dense layers in series", "convolutions in series", "residual"]
+)
 def test_worst_errors_of_sums_in_parts_stay_below_the_bound(name):
     model, shape = NETWORKS[name]
     adversary = Adversary(model, shape, longest_sum=20)
@@ -175,8 +194,15 @@ def test_worst_errors_of_drawn_networks(drawn, seed):
 def fitted_rho_network():
     """ρ-Lipschitz convolutions with random weights, and a last layer fitted to the digits by least squares."""
     digits = data.load("digits").train
-    images, targets = digits.images.float() / digits.maximum, nn.functional.one_hot(digits.labels).double()
-    model = rho_conv([(8, 3, 1, 1), (16, 4, 2, 1)], 2, 64, "aol", (1, 8, 8), 10).eval().requires_grad_(False)
+    images, targets = (
+        digits.images.float() / digits.maximum,
+        nn.functional.one_hot(digits.labels).double(),
+    )
+    model = (
+        rho_conv([(8, 3, 1, 1), (16, 4, 2, 1)], 2, 64, "aol", (1, 8, 8), 10)
+        .eval()
+        .requires_grad_(False)
+    )
     features = model[:-1](images).double()
     features = torch.cat([features, torch.ones(len(features), 1)], dim=1)
     gram = features.T @ features + torch.eye(features.shape[1])
@@ -206,17 +232,25 @@ def test_stages_of_one_dense_layer_are_followed_entry_by_entry():
             made = value @ layer.weight.double().abs().T + layer.bias.double().abs()
             made *= gamma(layer.in_features + 2, torch.float32)
             found = execution.sites[:, k] if k < 2 else execution.output
-            torch.testing.assert_close(found, made.norm(dim=1) if k < 2 else made, rtol=1e-4, atol=0)
+            torch.testing.assert_close(
+                found, made.norm(dim=1) if k < 2 else made, rtol=1e-4, atol=0
+            )
 
 
 def test_stages_of_one_convolution_of_few_products_are_bounded_by_norms():
-    model = sequence(nn.Conv2d(2, 3, 3, bias=False), nn.ReLU(), nn.Flatten(), nn.Linear(48, 3)).float()
+    model = sequence(
+        nn.Conv2d(2, 3, 3, bias=False), nn.ReLU(), nn.Flatten(), nn.Linear(48, 3)
+    ).float()
     certifier = Certifier(model, lipcert.bound(model, (2, 6, 6)))
     x = randn(20, 2, 6, 6).float()
     (edge,) = lipcert.trace(deepcopy(model).double(), (2, 6, 6)).nodes[1].edges
     norm = magnitude_norm(edge.op, torch.zeros((), dtype=torch.float64))
-    expected = gamma(2 * 9 + 2, torch.float32) * norm * x.double().flatten(1).norm(dim=1)
-    torch.testing.assert_close(certifier.error_pass.execute(x).sites[:, 0], expected, rtol=1e-4, atol=0)
+    expected = (
+        gamma(2 * 9 + 2, torch.float32) * norm * x.double().flatten(1).norm(dim=1)
+    )
+    torch.testing.assert_close(
+        certifier.error_pass.execute(x).sites[:, 0], expected, rtol=1e-4, atol=0
+    )
 
 
 def test_a_nonlinearity_of_the_logits_that_is_not_used():

@@ -17,15 +17,22 @@ def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def isolated(
-    request: pytest.FixtureRequest, tmp_path: Path, session_cache: Path, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    session_cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its own cache for every test, and downloads from file addresses only."""
     needs_data = request.node.get_closest_marker("data") is not None
     if needs_data and not os.environ.get("LIPCERT_DATA_DIR"):
-        pytest.skip("needs real data: set LIPCERT_DATA_DIR to a folder with mnist, cifar10-jpeg and tiny-imagenet")
+        pytest.skip(
+            "needs real data: set LIPCERT_DATA_DIR to a folder with mnist, cifar10-jpeg and tiny-imagenet"
+        )
     if not needs_data:
         monkeypatch.delenv("LIPCERT_DATA_DIR", raising=False)
-    monkeypatch.setenv("LIPCERT_CACHE", str(session_cache if needs_data else tmp_path / "cache"))
+    monkeypatch.setenv(
+        "LIPCERT_CACHE", str(session_cache if needs_data else tmp_path / "cache")
+    )
     urlopen: Callable[..., object] = urllib.request.urlopen
 
     def only_files(url: str, **options: object) -> object:

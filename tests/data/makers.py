@@ -13,14 +13,31 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+CIFAR10 = (
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
+)
 
 
 def idx_bytes(array: NDArray[np.uint8]) -> bytes:
-    return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+    return (
+        bytes([0, 0, 8, array.ndim])
+        + struct.pack(f">{array.ndim}I", *array.shape)
+        + array.tobytes()
+    )
 
 
-def write_mnist(folder: Path, train: int = 20, test: int = 10, *, packed: bool = True) -> dict[str, Path]:
+def write_mnist(
+    folder: Path, train: int = 20, test: int = 10, *, packed: bool = True
+) -> dict[str, Path]:
     """Tiny idx files under the canonical names; returns their paths by name."""
     folder.mkdir(parents=True, exist_ok=True)
     generator = np.random.default_rng(0)
@@ -37,24 +54,37 @@ def write_mnist(folder: Path, train: int = 20, test: int = 10, *, packed: bool =
     return paths
 
 
-def cifar10_arrays(count: int = 3, seed: int = 0) -> tuple[NDArray[np.uint8], list[int]]:
+def cifar10_arrays(
+    count: int = 3, seed: int = 0
+) -> tuple[NDArray[np.uint8], list[int]]:
     rows = np.random.default_rng(seed).integers(0, 256, (count, 3072), np.uint8)
     return rows, [(seed + i) % 10 for i in range(count)]
 
 
 def write_cifar10_python(folder: Path, protocol: int = 2) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for seed, name in enumerate([*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]):
+    for seed, name in enumerate(
+        [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+    ):
         rows, labels = cifar10_arrays(seed=seed)
-        batch = {b"batch_label": b"x", b"labels": labels, b"data": rows, b"filenames": [b"a.png"] * 3}
+        batch = {
+            b"batch_label": b"x",
+            b"labels": labels,
+            b"data": rows,
+            b"filenames": [b"a.png"] * 3,
+        }
         (folder / name).write_bytes(pickle.dumps(batch, protocol))
 
 
 def write_cifar10_binary(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for seed, name in enumerate([*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]):
+    for seed, name in enumerate(
+        [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+    ):
         rows, labels = cifar10_arrays(seed=seed)
-        (folder / f"{name}.bin").write_bytes(np.c_[np.array(labels, np.uint8), rows].tobytes())
+        (folder / f"{name}.bin").write_bytes(
+            np.c_[np.array(labels, np.uint8), rows].tobytes()
+        )
 
 
 def image_bytes(pixels: NDArray[np.uint8], kind: str = "PNG") -> bytes:
@@ -86,26 +116,38 @@ def write_images(
                 (target / f"{i}.{kind.lower()}").write_bytes(content)
 
 
-def write_tiny_imagenet(folder: Path, per_class: int = 2, classes: int = 3) -> list[str]:
+def write_tiny_imagenet(
+    folder: Path, per_class: int = 2, classes: int = 3
+) -> list[str]:
     """Tiny-ImageNet's layout; the ids are not in order, as in the original. Returns the ids."""
     ids = [f"n{100 - i:08d}" for i in range(classes)]
     for label, name in enumerate(ids):
         (folder / "train" / name / "images").mkdir(parents=True)
         (folder / "train" / name / f"{name}_boxes.txt").write_text("0\t0\t1\t1\n")
         for i in range(per_class):
-            content = image_bytes(random_pixels((64, 64, 3), seed=10 * label + i), "JPEG")
-            (folder / "train" / name / "images" / f"{name}_{i}.JPEG").write_bytes(content)
+            content = image_bytes(
+                random_pixels((64, 64, 3), seed=10 * label + i), "JPEG"
+            )
+            (folder / "train" / name / "images" / f"{name}_{i}.JPEG").write_bytes(
+                content
+            )
     (folder / "val" / "images").mkdir(parents=True)
     annotations = []
     for i in range(2 * classes):
         pixels = random_pixels((64, 64) if i == 0 else (64, 64, 3), seed=1000 + i)
-        (folder / "val" / "images" / f"val_{i}.JPEG").write_bytes(image_bytes(pixels, "JPEG"))
+        (folder / "val" / "images" / f"val_{i}.JPEG").write_bytes(
+            image_bytes(pixels, "JPEG")
+        )
         annotations.append(f"val_{i}.JPEG\t{ids[i % classes]}\t0\t0\t62\t62\n")
     (folder / "val" / "val_annotations.txt").write_text("".join(annotations))
     (folder / "test" / "images").mkdir(parents=True)
-    (folder / "test" / "images" / "test_0.JPEG").write_bytes(b"unlabelled: never opened")
+    (folder / "test" / "images" / "test_0.JPEG").write_bytes(
+        b"unlabelled: never opened"
+    )
     (folder / "wnids.txt").write_text("\n".join(ids) + "\n")
-    (folder / "words.txt").write_text("".join(f"{name}\tword {name}, synonym\n" for name in ids[:-1]))
+    (folder / "words.txt").write_text(
+        "".join(f"{name}\tword {name}, synonym\n" for name in ids[:-1])
+    )
     return ids
 
 

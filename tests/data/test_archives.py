@@ -41,14 +41,18 @@ def zipped(folder: Path, archive: Path) -> Path:
 
 
 @pytest.mark.parametrize("form", ["folder", "tar", "tar.gz", "tar.xz", "zip"])
-def test_every_form_holds_the_same_files(folder: Path, tmp_path: Path, form: str) -> None:
+def test_every_form_holds_the_same_files(
+    folder: Path, tmp_path: Path, form: str
+) -> None:
     source = folder
     if form == "zip":
         source = zipped(folder, tmp_path / "packed.zip")
     elif form != "folder":
         source = pack(folder, tmp_path / f"packed.{form}")
     assert dict(read_files(source, everything)) == FILES
-    assert dict(read_files(source, lambda name: name.endswith(".txt"))) == {k: FILES[k] for k in ("a.txt", "b/c.txt")}
+    assert dict(read_files(source, lambda name: name.endswith(".txt"))) == {
+        k: FILES[k] for k in ("a.txt", "b/c.txt")
+    }
     assert is_archive(source) == (form != "folder")
 
 
@@ -68,13 +72,19 @@ def test_links_and_paths_that_lead_outside_are_harmless(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["tar", "tar.gz", "tar.xz", "zip"])
 @pytest.mark.parametrize("part", [0.0, 0.3, 0.9])
-def test_truncated_archives(folder: Path, tmp_path: Path, form: str, part: float) -> None:
+def test_truncated_archives(
+    folder: Path, tmp_path: Path, form: str, part: float
+) -> None:
     archive = tmp_path / f"packed.{form}"
     zipped(folder, archive) if form == "zip" else pack(folder, archive)
     content = archive.read_bytes()
-    size = 5000 if form == "tar" and part == 0.9 else int(part * len(content))  # tar ends in padding
+    size = (
+        5000 if form == "tar" and part == 0.9 else int(part * len(content))
+    )  # tar ends in padding
     archive.write_bytes(content[:size])
-    with pytest.raises(DataError, match=rf"packed.{form} is truncated or not an archive"):
+    with pytest.raises(
+        DataError, match=rf"packed.{form} is truncated or not an archive"
+    ):
         list(read_files(archive, everything))
 
 
@@ -82,7 +92,9 @@ def test_truncated_archives(folder: Path, tmp_path: Path, form: str, part: float
 def test_other_content_under_the_name_of_an_archive(tmp_path: Path, form: str) -> None:
     archive = tmp_path / f"packed.{form}"
     archive.write_bytes(b"<html>404</html>" * 100)
-    with pytest.raises(DataError, match=rf"packed.{form} is truncated or not an archive"):
+    with pytest.raises(
+        DataError, match=rf"packed.{form} is truncated or not an archive"
+    ):
         list(read_files(archive, everything))
 
 

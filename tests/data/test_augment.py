@@ -15,7 +15,9 @@ from lipcert.errors import OptionError, ShapeError
 
 
 def images(count: int = 4, channels: int = 3, size: int = 12) -> Tensor:
-    return torch.rand(count, channels, size, size, generator=torch.Generator().manual_seed(0))
+    return torch.rand(
+        count, channels, size, size, generator=torch.Generator().manual_seed(0)
+    )
 
 
 @given(
@@ -24,7 +26,9 @@ def images(count: int = 4, channels: int = 3, size: int = 12) -> Tensor:
     flip=st.booleans(),
     channels=st.sampled_from([1, 3]),
 )
-def test_shape_dtype_and_range_stay(degrees: float, translate: float, flip: bool, channels: int) -> None:
+def test_shape_dtype_and_range_stay(
+    degrees: float, translate: float, flip: bool, channels: int
+) -> None:
     x = images(channels=channels)
     y = Augmentation(degrees, translate, flip)(x)
     assert y.shape == x.shape
@@ -67,7 +71,9 @@ def centres(x: Tensor) -> Tensor:
     """(B, 2): the centre of mass of each image in pixels, right and down from the middle."""
     axis = torch.arange(x.shape[-1]) - (x.shape[-1] - 1) / 2
     mass = x.sum((1, 2, 3))
-    return torch.stack([(x.sum((1, 2)) * axis).sum(1) / mass, (x.sum((1, 3)) * axis).sum(1) / mass], 1)
+    return torch.stack(
+        [(x.sum((1, 2)) * axis).sum(1) / mass, (x.sum((1, 3)) * axis).sum(1) / mass], 1
+    )
 
 
 def test_translations_reach_the_ratio_and_not_further() -> None:
@@ -87,7 +93,9 @@ def test_rotations_reach_the_angle_and_not_further() -> None:
     assert bool((angle.abs() <= 30 + 3).all())
     assert angle.max() > 26
     assert angle.min() < -26
-    torch.testing.assert_close(centre.norm(dim=1), torch.full((400,), 15.0), atol=0.6, rtol=0)
+    torch.testing.assert_close(
+        centre.norm(dim=1), torch.full((400,), 15.0), atol=0.6, rtol=0
+    )
 
 
 def test_what_comes_in_is_black_and_nearest_makes_no_new_values() -> None:
@@ -102,7 +110,10 @@ def test_flips_mirror_about_half_of_the_images_and_are_off_by_default() -> None:
     kept = (y == x).flatten(1).all(1)
     assert bool((mirrored | kept).all())
     assert 60 < int(mirrored.sum()) < 140
-    assert repr(Augmentation(5, 0.1)) == "Augmentation(degrees=5, translate=0.1, flip=False)"
+    assert (
+        repr(Augmentation(5, 0.1))
+        == "Augmentation(degrees=5, translate=0.1, flip=False)"
+    )
 
 
 def test_moving_to_a_device_or_dtype_does_not_move_the_random_numbers() -> None:
@@ -110,7 +121,9 @@ def test_moving_to_a_device_or_dtype_does_not_move_the_random_numbers() -> None:
     torch.manual_seed(1)
     expected = Augmentation(20, 0.2)(x)
     torch.manual_seed(1)
-    torch.testing.assert_close(Augmentation(20, 0.2).double()(x.double()).float(), expected)
+    torch.testing.assert_close(
+        Augmentation(20, 0.2).double()(x.double()).float(), expected
+    )
     assert list(Augmentation(20, 0.2, flip=True).state_dict()) == []
 
 
@@ -135,7 +148,10 @@ def test_bad_options(degrees: float, translate: float, message: str) -> None:
 
 
 def test_bad_images() -> None:
-    with pytest.raises(ShapeError, match=r"images: expected floating-point \(B, C, H, W\), got torch.uint8"):
+    with pytest.raises(
+        ShapeError,
+        match=r"images: expected floating-point \(B, C, H, W\), got torch.uint8",
+    ):
         Augmentation(1, 0)(images().to(torch.uint8))
     with pytest.raises(ShapeError, match=r"images: expected .*\(3, 12, 12\)"):
         Augmentation(1, 0)(images()[0])

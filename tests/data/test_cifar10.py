@@ -31,7 +31,9 @@ from lipcert.errors import DataError
 @pytest.mark.parametrize("parent", ["", "cifar10"])
 def test_batches(tmp_path: Path, kind: str, packed: bool, parent: str) -> None:
     folder = tmp_path / "data" / parent
-    batches = (folder if not packed else tmp_path) / f"cifar-10-batches-{'py' if kind == 'python' else 'bin'}"
+    batches = (
+        folder if not packed else tmp_path
+    ) / f"cifar-10-batches-{'py' if kind == 'python' else 'bin'}"
     write_cifar10_python(batches) if kind == "python" else write_cifar10_binary(batches)
     if packed:
         folder.mkdir(parents=True)
@@ -42,7 +44,9 @@ def test_batches(tmp_path: Path, kind: str, packed: bool, parent: str) -> None:
         assert data.class_names == CIFAR10
         assert data.input_shape == (3, 32, 32)
         rows, labels = cifar10_arrays(seed=1)
-        assert torch.equal(data.train.images[3:6], torch.from_numpy(rows.reshape(3, 3, 32, 32)))
+        assert torch.equal(
+            data.train.images[3:6], torch.from_numpy(rows.reshape(3, 3, 32, 32))
+        )
         assert data.train.labels[3:6].tolist() == labels
         assert data.test.labels.tolist() == cifar10_arrays(seed=5)[1]
 
@@ -50,7 +54,10 @@ def test_batches(tmp_path: Path, kind: str, packed: bool, parent: str) -> None:
 def test_the_checksum_does_not_depend_on_the_form(tmp_path: Path) -> None:
     write_cifar10_python(tmp_path / "a")
     write_cifar10_binary(tmp_path / "b")
-    assert load("cifar10", tmp_path / "a").checksum == load("cifar10", tmp_path / "b").checksum
+    assert (
+        load("cifar10", tmp_path / "a").checksum
+        == load("cifar10", tmp_path / "b").checksum
+    )
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -65,15 +72,21 @@ def test_images(tmp_path: Path, packed: bool, kind: str) -> None:
     for _ in range(2):
         data = load("cifar10", tmp_path / "data")
         assert data.title == f"CIFAR-10 ({kind}, a part: 20 and 10 images)"
-        assert data.train.labels.tolist() == [label for label in range(10) for _ in range(2)]
+        assert data.train.labels.tolist() == [
+            label for label in range(10) for _ in range(2)
+        ]
         if kind == "PNG":
             expected = random_pixels((32, 32, 3), seed=301)
-            assert torch.equal(data.train.images[7].permute(1, 2, 0), torch.from_numpy(expected))
+            assert torch.equal(
+                data.train.images[7].permute(1, 2, 0), torch.from_numpy(expected)
+            )
 
 
 def test_batches_are_preferred_to_images(tmp_path: Path) -> None:
     write_cifar10_binary(tmp_path / "cifar-10-batches-bin")
-    write_images(tmp_path / "cifar10-jpeg", {"train": 1, "test": 1}, CIFAR10, shape=(32, 32, 3))
+    write_images(
+        tmp_path / "cifar10-jpeg", {"train": 1, "test": 1}, CIFAR10, shape=(32, 32, 3)
+    )
     assert load("cifar10", tmp_path).note == "binary batches"
 
 
@@ -92,7 +105,9 @@ def test_a_pickle_as_python_2_wrote_it() -> None:
     content = (
         b"\x80\x02}q\x01(U\x06labelsq\x02]q\x03K\x06aU\x04dataq\x04cnumpy.core.multiarray\n_reconstruct\nq\x05"
         b"cnumpy\nndarray\nq\x06K\x00\x85U\x01b\x87Rq\x07(K\x01K\x01M\x00\x0c\x86cnumpy\ndtype\nq\x08U\x02u1K\x00K\x01"
-        b"\x87Rq\x09(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89T\x00\x0c\x00\x00" + pixels + b"tbu."
+        b"\x87Rq\x09(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89T\x00\x0c\x00\x00"
+        + pixels
+        + b"tbu."
     )
     rows, labels = parse_python_batch(content, "data_batch_1")
     assert rows.tobytes() == pixels
@@ -112,9 +127,13 @@ class Evil:
 def test_a_pickle_that_runs_code_is_refused_and_does_not_run(tmp_path: Path) -> None:
     write_cifar10_python(tmp_path)
     rows, labels = cifar10_arrays()
-    content = pickle.dumps({b"data": rows, b"labels": labels, b"x": Evil(tmp_path / "ran")}, 2)
+    content = pickle.dumps(
+        {b"data": rows, b"labels": labels, b"x": Evil(tmp_path / "ran")}, 2
+    )
     (tmp_path / "data_batch_3").write_bytes(content)
-    with pytest.raises(DataError, match=r"data_batch_3 names posix.system, which no data file needs"):
+    with pytest.raises(
+        DataError, match=r"data_batch_3 names posix.system, which no data file needs"
+    ):
         load("cifar10", tmp_path)
     assert not (tmp_path / "ran").exists()
 
@@ -124,29 +143,61 @@ def test_a_pickle_that_runs_code_is_refused_and_does_not_run(tmp_path: Path) -> 
     [
         (b"", "is truncated or not a pickle"),
         (b"<html>", "is truncated or not a pickle"),
-        (pickle.dumps({b"data": cifar10_arrays()[0], b"labels": [1, 2, 3]}, 2)[:-2000], "is truncated or not a pickle"),
+        (
+            pickle.dumps({b"data": cifar10_arrays()[0], b"labels": [1, 2, 3]}, 2)[
+                :-2000
+            ],
+            "is truncated or not a pickle",
+        ),
         (pickle.dumps([1, 2]), "holds a list, expected a dictionary"),
         (pickle.dumps({b"labels": [1]}), r"has no data of uint8 \(N, 3072\)"),
-        (pickle.dumps({b"data": np.zeros((1, 3072)), b"labels": [1]}, 2), r"has no data of uint8 \(N, 3072\)"),
-        (pickle.dumps({b"data": np.zeros((1, 768), np.uint8), b"labels": [1]}, 2), r"has no data of uint8"),
+        (
+            pickle.dumps({b"data": np.zeros((1, 3072)), b"labels": [1]}, 2),
+            r"has no data of uint8 \(N, 3072\)",
+        ),
+        (
+            pickle.dumps({b"data": np.zeros((1, 768), np.uint8), b"labels": [1]}, 2),
+            r"has no data of uint8",
+        ),
         (pickle.dumps({b"data": cifar10_arrays()[0]}, 2), "has no labels from 0 to 9"),
-        (pickle.dumps({b"data": cifar10_arrays()[0], b"labels": [1, 2, 10]}, 2), "has no labels from 0 to 9"),
-        (pickle.dumps({b"data": cifar10_arrays()[0], b"labels": [1, 2]}, 2), "has 2 labels for 3 images"),
-        (pickle.dumps({b"data": np.zeros((0, 3072), np.uint8), b"labels": []}, 3), "has 0 labels for 0 images"),
-        (b"\x80\x02cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x05\x85U\x01b\x87R.", "not a pickle"),
-        (b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x05\x00\x00\x00rot13\x86R.", "not a pickle"),
+        (
+            pickle.dumps({b"data": cifar10_arrays()[0], b"labels": [1, 2, 10]}, 2),
+            "has no labels from 0 to 9",
+        ),
+        (
+            pickle.dumps({b"data": cifar10_arrays()[0], b"labels": [1, 2]}, 2),
+            "has 2 labels for 3 images",
+        ),
+        (
+            pickle.dumps({b"data": np.zeros((0, 3072), np.uint8), b"labels": []}, 3),
+            "has 0 labels for 0 images",
+        ),
+        (
+            b"\x80\x02cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x05\x85U\x01b\x87R.",
+            "not a pickle",
+        ),
+        (
+            b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x05\x00\x00\x00rot13\x86R.",
+            "not a pickle",
+        ),
         (b"\x80\x02X\x01\x00\x00\x00aQ.", "refers to an object outside of the file"),
     ],
 )
 def test_wrong_python_batches(content: bytes, message: str) -> None:
-    with pytest.raises(DataError, match=f"folder/data_batch_1 {message}|folder/data_batch_1 is .*{message}"):
+    with pytest.raises(
+        DataError,
+        match=f"folder/data_batch_1 {message}|folder/data_batch_1 is .*{message}",
+    ):
         parse_python_batch(content, "folder/data_batch_1")
 
 
 def test_a_whole_batch_has_to_be_the_canonical_one() -> None:
     rows, labels = cifar10_arrays(10_000)
     content = pickle.dumps({b"data": rows, b"labels": labels}, 2)
-    with pytest.raises(DataError, match=r"test_batch is not the batch of CIFAR-10: .* another MD5 than 40351d58"):
+    with pytest.raises(
+        DataError,
+        match=r"test_batch is not the batch of CIFAR-10: .* another MD5 than 40351d58",
+    ):
         parse_python_batch(content, "test_batch")
 
 
@@ -172,11 +223,19 @@ def test_missing_batches_are_named(tmp_path: Path) -> None:
 
 
 def test_images_that_are_not_cifar10(tmp_path: Path) -> None:
-    write_images(tmp_path / "small", {"train": 1, "test": 1}, CIFAR10, shape=(16, 16, 3))
-    with pytest.raises(DataError, match=r"is not CIFAR-10: its images are \(3, 16, 16\), expected \(3, 32, 32\)"):
+    write_images(
+        tmp_path / "small", {"train": 1, "test": 1}, CIFAR10, shape=(16, 16, 3)
+    )
+    with pytest.raises(
+        DataError,
+        match=r"is not CIFAR-10: its images are \(3, 16, 16\), expected \(3, 32, 32\)",
+    ):
         load("cifar10", tmp_path / "small")
     write_images(tmp_path / "untested", {"train": 1}, CIFAR10, shape=(32, 32, 3))
-    with pytest.raises(DataError, match="is not CIFAR-10: expected train/ and test/ with the classes airplane"):
+    with pytest.raises(
+        DataError,
+        match="is not CIFAR-10: expected train/ and test/ with the classes airplane",
+    ):
         load("cifar10", tmp_path / "untested")
     write_images(tmp_path / "other", {"train": 1, "test": 1})
     pack(tmp_path / "other", tmp_path / "cifar.tar")
@@ -187,15 +246,23 @@ def test_images_that_are_not_cifar10(tmp_path: Path) -> None:
 def test_several_archives_are_ambiguous(tmp_path: Path) -> None:
     for name in ("cifar-a.tar.xz", "cifar-b.tar.xz"):
         (tmp_path / name).write_bytes(b"")
-    with pytest.raises(DataError, match=r"holds several archives, cifar-a.tar.xz, cifar-b.tar.xz; keep one"):
+    with pytest.raises(
+        DataError,
+        match=r"holds several archives, cifar-a.tar.xz, cifar-b.tar.xz; keep one",
+    ):
         load("cifar10", tmp_path)
 
 
-def test_a_broken_image_is_named_and_nothing_is_cached(tmp_path: Path, cache: Path) -> None:
+def test_a_broken_image_is_named_and_nothing_is_cached(
+    tmp_path: Path, cache: Path
+) -> None:
     write_images(tmp_path / "data", {"train": 1, "test": 1}, CIFAR10, shape=(32, 32, 3))
     broken = tmp_path / "data" / "test" / "dog" / "0.png"
     broken.write_bytes(image_bytes(random_pixels((32, 32, 3)))[:-500])
-    with pytest.raises(DataError, match=r"test/dog/0.png is truncated or not an image; replace or remove it"):
+    with pytest.raises(
+        DataError,
+        match=r"test/dog/0.png is truncated or not an image; replace or remove it",
+    ):
         load("cifar10", tmp_path / "data")
     assert not cache.exists()
 
@@ -212,4 +279,6 @@ def test_the_real_one_as_jpeg() -> None:
     assert (len(data.train), len(data.test)) == (50_000, 10_000)
     assert torch.bincount(data.train.labels).tolist() == [5000] * 10
     means = data.train.pixels().mean((0, 2, 3))
-    torch.testing.assert_close(means, torch.tensor([0.4914, 0.4822, 0.4465]), atol=2e-3, rtol=0)
+    torch.testing.assert_close(
+        means, torch.tensor([0.4914, 0.4822, 0.4465]), atol=2e-3, rtol=0
+    )

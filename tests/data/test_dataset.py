@@ -17,7 +17,9 @@ from lipcert.errors import DataError, OptionError
 
 def random_split(count: int = 6, classes: int = 3, seed: int = 0) -> Split:
     generator = torch.Generator().manual_seed(seed)
-    images = torch.randint(256, (count, 1, 2, 3), generator=generator, dtype=torch.uint8)
+    images = torch.randint(
+        256, (count, 1, 2, 3), generator=generator, dtype=torch.uint8
+    )
     return Split(images, torch.arange(count) % classes)
 
 
@@ -30,9 +32,17 @@ def test_pixels_are_floats_from_0_to_1() -> None:
     split = Split(images, torch.zeros(3, dtype=torch.long))
     assert split.pixels().dtype == torch.float32
     torch.testing.assert_close(split.pixels().flatten(), torch.tensor([0.0, 0.2, 1.0]))
-    torch.testing.assert_close(split.pixels(torch.tensor([2, 0])).flatten(), torch.tensor([1.0, 0.0]))
-    coarse = Split(torch.tensor([0, 4, 16], dtype=torch.uint8).reshape(3, 1, 1, 1), split.labels, maximum=16)
-    torch.testing.assert_close(coarse.pixels(slice(1, 3)).flatten(), torch.tensor([0.25, 1.0]))
+    torch.testing.assert_close(
+        split.pixels(torch.tensor([2, 0])).flatten(), torch.tensor([1.0, 0.0])
+    )
+    coarse = Split(
+        torch.tensor([0, 4, 16], dtype=torch.uint8).reshape(3, 1, 1, 1),
+        split.labels,
+        maximum=16,
+    )
+    torch.testing.assert_close(
+        coarse.pixels(slice(1, 3)).flatten(), torch.tensor([0.25, 1.0])
+    )
 
 
 def test_take() -> None:
@@ -57,7 +67,13 @@ def test_the_checksum_is_that_of_the_content() -> None:
     data = dataset(random_split(), random_split(3, seed=1))
     assert data.checksum == dataset(random_split(), random_split(3, seed=1)).checksum
     noncontiguous = Split(
-        random_split().images.flip(3).flip(3).transpose(2, 3).contiguous().transpose(2, 3), data.train.labels
+        random_split()
+        .images.flip(3)
+        .flip(3)
+        .transpose(2, 3)
+        .contiguous()
+        .transpose(2, 3),
+        data.train.labels,
     )
     assert not noncontiguous.images.is_contiguous()
     assert dataset(noncontiguous, data.test).checksum == data.checksum
@@ -82,7 +98,9 @@ def test_arrays_of_numpy_are_not_aliased_when_read_only() -> None:
     assert split.labels.dtype == torch.int64
 
 
-@given(st.integers(2, 60), st.integers(1, 5), st.integers(0, 100), st.floats(0.01, 0.99))
+@given(
+    st.integers(2, 60), st.integers(1, 5), st.integers(0, 100), st.floats(0.01, 0.99)
+)
 def test_a_split_by_seed_is_a_partition_with_every_class_on_both_sides(
     per_class: int, classes: int, seed: int, fraction: float
 ) -> None:
@@ -93,27 +111,43 @@ def test_a_split_by_seed_is_a_partition_with_every_class_on_both_sides(
     seen = torch.cat([train.images.flatten(), test.images.flatten()])
     assert torch.equal(seen.sort().values, images.flatten().sort().values)
     counts = torch.bincount(test.labels, minlength=classes)
-    assert bool((counts == min(max(round(fraction * per_class), 1), per_class - 1)).all())
+    assert bool(
+        (counts == min(max(round(fraction * per_class), 1), per_class - 1)).all()
+    )
     again = split_by_seed(whole, seed, fraction)
     assert torch.equal(again[0].images, train.images)
 
 
 def test_another_seed_is_another_split() -> None:
     whole = random_split(60)
-    assert not torch.equal(split_by_seed(whole, 0)[1].images, split_by_seed(whole, 1)[1].images)
+    assert not torch.equal(
+        split_by_seed(whole, 0)[1].images, split_by_seed(whole, 1)[1].images
+    )
 
 
 def test_errors() -> None:
-    images, labels = torch.zeros(2, 1, 2, 2, dtype=torch.uint8), torch.zeros(2, dtype=torch.long)
-    with pytest.raises(DataError, match=r"images: expected uint8 or float32 \(N, C, H, W\), got torch.float64"):
+    images, labels = (
+        torch.zeros(2, 1, 2, 2, dtype=torch.uint8),
+        torch.zeros(2, dtype=torch.long),
+    )
+    with pytest.raises(
+        DataError,
+        match=r"images: expected uint8 or float32 \(N, C, H, W\), got torch.float64",
+    ):
         Split(images.double(), labels)
     with pytest.raises(DataError, match=r"images: expected .* got torch.uint8 \(2,\)"):
         Split(images[:, 0, 0, 0], labels)
-    with pytest.raises(DataError, match=r"labels: expected int64 \(2,\), got torch.int64 \(1,\)"):
+    with pytest.raises(
+        DataError, match=r"labels: expected int64 \(2,\), got torch.int64 \(1,\)"
+    ):
         Split(images, labels[:1])
-    with pytest.raises(DataError, match="Toy: a label of the test split is 3, expected 0 to 2"):
+    with pytest.raises(
+        DataError, match="Toy: a label of the test split is 3, expected 0 to 2"
+    ):
         dataset(random_split(), random_split(4, classes=4))
-    with pytest.raises(DataError, match="Toy: a label of the train split is -1, expected 0 to 2"):
+    with pytest.raises(
+        DataError, match="Toy: a label of the train split is -1, expected 0 to 2"
+    ):
         dataset(Split(images, labels - 1), random_split())
     with pytest.raises(DataError, match="class 2 has a single image"):
         split_by_seed(random_split(5), 0)
@@ -130,7 +164,9 @@ def test_images_kept_aside_for_validation_are_in_neither_of_the_other_splits():
     assert torch.equal(held.test.images, digits.test.images)
     counts = held.validation.labels.bincount()
     assert counts.max() - counts.min() <= 3
-    assert torch.equal(digits.holding_out(300).validation.images, held.validation.images)
+    assert torch.equal(
+        digits.holding_out(300).validation.images, held.validation.images
+    )
     assert digits.holding_out(0) is digits
     with pytest.raises(OptionError, match="validation is 5000, expected less than the"):
         digits.holding_out(5000)

@@ -58,14 +58,20 @@ def test_a_damaged_file_is_fetched_again(good: str, tmp_path: Path) -> None:
 
 
 def test_a_wrong_checksum_leaves_nothing_behind(bad: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=rf"data.gz could not be downloaded .*SHA-256 is \w+, expected {SHA256}"):
+    with pytest.raises(
+        DataError,
+        match=rf"data.gz could not be downloaded .*SHA-256 is \w+, expected {SHA256}",
+    ):
         fetch(Remote("data.gz", SHA256, (bad,)), tmp_path / "target")
     assert files(tmp_path / "target") == []
 
 
 def test_every_failure_is_named(tmp_path: Path) -> None:
     urls = ("https://example.invalid/data.gz", (tmp_path / "nothing").as_uri())
-    with pytest.raises(DataError, match=r"example.invalid/data.gz: no network in tests; file://.*/nothing: "):
+    with pytest.raises(
+        DataError,
+        match=r"example.invalid/data.gz: no network in tests; file://.*/nothing: ",
+    ):
         fetch(Remote("data.gz", SHA256, urls), tmp_path / "target")
     assert files(tmp_path / "target") == []
 

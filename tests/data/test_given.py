@@ -40,7 +40,10 @@ class Rows(list):
 
 def test_all_forms_are_the_same_data(tmp_path):
     np.savez(tmp_path / "mine.npz", images=IMAGES, labels=LABELS)
-    rows = Rows({"image": image[0], "label": int(label)} for image, label in zip(Pictures(), LABELS, strict=True))
+    rows = Rows(
+        {"image": image[0], "label": int(label)}
+        for image, label in zip(Pictures(), LABELS, strict=True)
+    )
     forms = [
         (IMAGES, LABELS),
         (torch.tensor(IMAGES), torch.tensor(LABELS)[:, None]),
@@ -64,7 +67,12 @@ def test_all_forms_are_the_same_data(tmp_path):
 
 
 def test_splits_of_ones_own(tmp_path):
-    halves = {"x_train": IMAGES[:12], "y_train": LABELS[:12], "x_test": IMAGES[12:], "y_test": LABELS[12:]}
+    halves = {
+        "x_train": IMAGES[:12],
+        "y_train": LABELS[:12],
+        "x_test": IMAGES[12:],
+        "y_test": LABELS[12:],
+    }
     np.savez(tmp_path / "split.npz", **halves)
     pairs = [
         ((IMAGES[:12], LABELS[:12]), (IMAGES[12:], LABELS[12:])),
@@ -116,8 +124,13 @@ def test_what_is_no_data_is_named(given, message):
 
 def test_a_damaged_file_and_a_file_that_holds_code_are_refused(tmp_path):
     (tmp_path / "broken.npz").write_bytes(b"PK\x03\x04 no more")
-    with pytest.raises(DataError, match=r"broken.npz is not an .npz file of plain arrays, or is damaged"):
+    with pytest.raises(
+        DataError,
+        match=r"broken.npz is not an .npz file of plain arrays, or is damaged",
+    ):
         lipcert.data.load(tmp_path / "broken.npz")
     np.savez(tmp_path / "pickled.npz", x=np.array([{"a": 1}], dtype=object), y=LABELS)
-    with pytest.raises(DataError, match=r"pickled.npz is not an .npz file of plain arrays"):
+    with pytest.raises(
+        DataError, match=r"pickled.npz is not an .npz file of plain arrays"
+    ):
         lipcert.data.load(tmp_path / "pickled.npz")

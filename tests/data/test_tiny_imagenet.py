@@ -16,7 +16,10 @@ from lipcert.errors import DataError
 
 @pytest.mark.parametrize("form", ["folder", "tar.xz", "zip", "flat.tar.gz"])
 def test_every_form(tmp_path: Path, form: str) -> None:
-    unpacked, data_dir = tmp_path / "tiny-imagenet-200", tmp_path / "data" / "tiny-imagenet"
+    unpacked, data_dir = (
+        tmp_path / "tiny-imagenet-200",
+        tmp_path / "data" / "tiny-imagenet",
+    )
     ids = write_tiny_imagenet(unpacked)
     data_dir.mkdir(parents=True)
     if form == "folder":
@@ -26,7 +29,11 @@ def test_every_form(tmp_path: Path, form: str) -> None:
             for path in unpacked.rglob("*"):
                 archive.write(path, path.relative_to(tmp_path))
     else:
-        pack(unpacked, data_dir / f"tiny-imagenet.{form}", top="" if "flat" in form else unpacked.name)
+        pack(
+            unpacked,
+            data_dir / f"tiny-imagenet.{form}",
+            top="" if "flat" in form else unpacked.name,
+        )
     checksums = set()
     for _ in range(2):  # decoded, then cached
         data = load("tiny-imagenet", tmp_path / "data")
@@ -37,7 +44,9 @@ def test_every_form(tmp_path: Path, form: str) -> None:
         assert data.class_names == (ids[2], f"word {ids[1]}", f"word {ids[0]}")
         assert data.train.labels.tolist() == [0, 0, 1, 1, 2, 2]
         assert data.test.labels.tolist() == [2, 1, 0, 2, 1, 0]
-        assert torch.equal(data.test.images[0, 0], data.test.images[0, 2])  # the grey one
+        assert torch.equal(
+            data.test.images[0, 0], data.test.images[0, 2]
+        )  # the grey one
     assert len(checksums) == 1
 
 
@@ -56,9 +65,15 @@ def rename(old: str, new: str) -> Callable[[Path], object]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda root: (root / "val" / "val_annotations.txt").unlink(), "lacks val/val_annotations.txt"),
+        (
+            lambda root: (root / "val" / "val_annotations.txt").unlink(),
+            "lacks val/val_annotations.txt",
+        ),
         (lambda root: (root / "wnids.txt").write_text("\n"), "lacks wnids.txt"),
-        (rename("train/n00000099", "train/n00000007"), "is of the class 'n00000007', which wnids.txt does not list"),
+        (
+            rename("train/n00000099", "train/n00000007"),
+            "is of the class 'n00000007', which wnids.txt does not list",
+        ),
         (
             lambda root: (root / "wnids.txt").open("a").write("n00000001\n"),
             "has no training images of 1 classes, such as n00000001",
@@ -72,15 +87,23 @@ def rename(old: str, new: str) -> Callable[[Path], object]:
             "the validation image val_3.JPEG is named by val_annotations.txt but missing",
         ),
         (
-            lambda root: (root / "val" / "images" / "a.JPEG").write_bytes(image_bytes(random_pixels((64, 64)), "JPEG")),
+            lambda root: (root / "val" / "images" / "a.JPEG").write_bytes(
+                image_bytes(random_pixels((64, 64)), "JPEG")
+            ),
             "the validation image a.JPEG is not in val_annotations.txt",
         ),
         (
-            lambda root: (root / "val" / "val_annotations.txt").open("a").write("val_9.JPEG n00000099\n"),
+            lambda root: (
+                (root / "val" / "val_annotations.txt")
+                .open("a")
+                .write("val_9.JPEG n00000099\n")
+            ),
             "line 7 of val_annotations.txt does not name an image and its class",
         ),
         (
-            lambda root: (root / "val" / "images" / "val_2.JPEG").write_bytes(b"GIF89a"),
+            lambda root: (root / "val" / "images" / "val_2.JPEG").write_bytes(
+                b"GIF89a"
+            ),
             "val/images/val_2.JPEG is truncated or not an image",
         ),
         (
@@ -91,7 +114,9 @@ def rename(old: str, new: str) -> Callable[[Path], object]:
         ),
     ],
 )
-def test_wrong_files_are_refused_by_name(tmp_path: Path, change: Callable[[Path], object], message: str) -> None:
+def test_wrong_files_are_refused_by_name(
+    tmp_path: Path, change: Callable[[Path], object], message: str
+) -> None:
     write_tiny_imagenet(tmp_path)
     change(tmp_path)
     with pytest.raises(DataError, match=message):
@@ -99,7 +124,10 @@ def test_wrong_files_are_refused_by_name(tmp_path: Path, change: Callable[[Path]
 
 
 def test_nothing_found_names_the_archive(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"Put tiny-imagenet-200.zip or its unpacked folder tiny-imagenet-200 into"):
+    with pytest.raises(
+        DataError,
+        match=r"Put tiny-imagenet-200.zip or its unpacked folder tiny-imagenet-200 into",
+    ):
         load("tiny-imagenet", tmp_path)
 
 

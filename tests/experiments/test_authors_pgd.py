@@ -31,7 +31,9 @@ def test_changes_end_on_the_sphere(linear):
     model, x, y, _, _ = linear
     found = authors_pgd(model, x, y, 1.0, pixels=PIXELS)
     assert found.success.any()
-    torch.testing.assert_close(found.distance[found.success], torch.ones(int(found.success.sum())).double())
+    torch.testing.assert_close(
+        found.distance[found.success], torch.ones(int(found.success.sum())).double()
+    )
     assert (model(found.adversarial).argmax(1) != y)[found.success].all()
     assert torch.equal(found.adversarial[~found.success], x[~found.success])
 

@@ -16,7 +16,11 @@ from lipcert.training import TrainConfig
 from lipcert_experiments import EXPERIMENTS, Plan, invocation, reproduce
 
 TINY = Plan("tiny", epochs=2)
-ACCURACY_TABLES = [name for name in EXPERIMENTS if name.startswith("table") and name != "table-lipschitz"]
+ACCURACY_TABLES = [
+    name
+    for name in EXPERIMENTS
+    if name.startswith("table") and name != "table-lipschitz"
+]
 RUN_TIMES = ("fig-depth", "fig-iterations", "fig-input-size")
 
 
@@ -39,7 +43,12 @@ def results(done):
 def cells(done):
     """(row, column, cell) of all cells of ours."""
     rows = done.outcome.table.rows
-    return [(row, name, cell) for row in rows for name, cell in row.cells.items() if cell.ours is not None]
+    return [
+        (row, name, cell)
+        for row in rows
+        for name, cell in row.cells.items()
+        if cell.ours is not None
+    ]
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -54,10 +63,17 @@ def test_every_experiment_gives_finite_numbers_and_its_files(out, made, name):
     assert {"results.json", "table.md", "table.tex"} <= files
     assert ({"figure.png", "figure.svg"} <= files) == name.startswith("fig")
     stored = results(done)
-    assert stored["command"] == f"lipcert reproduce {name} --budget tiny --protocol lipcert --epochs 2"
+    assert (
+        stored["command"]
+        == f"lipcert reproduce {name} --budget tiny --protocol lipcert --epochs 2"
+    )
     assert len(stored["table"]["rows"]) == len(done.outcome.table.rows)
     markdown = (done.folder / "table.md").read_text()
-    for word in ("hardware", "commit", *(() if name in RUN_TIMES else ("data: digits", "ε: 0.25", "epochs", "seed"))):
+    for word in (
+        "hardware",
+        "commit",
+        *(() if name in RUN_TIMES else ("data: digits", "ε: 0.25", "epochs", "seed")),
+    ):
         assert word in markdown
     assert ("compressed" in markdown) == (name not in RUN_TIMES)
     for row in done.outcome.table.texts():
@@ -82,11 +98,21 @@ def test_rows_hold_what_the_runs_hold(out, made):
         if run is not None:
             path = out / "runs" / run["run"] / "certificates.csv"
             with path.open() as file:
-                rows = [(r["label"] == r["prediction"], float(r["radius"])) for r in csv.DictReader(file)]
-            assert row.cells["clean"].ours == pytest.approx(100 * sum(right for right, _ in rows) / len(rows))
-            certified = sum(right and radius >= 0.25 for right, radius in rows) / len(rows)
+                rows = [
+                    (r["label"] == r["prediction"], float(r["radius"]))
+                    for r in csv.DictReader(file)
+                ]
+            assert row.cells["clean"].ours == pytest.approx(
+                100 * sum(right for right, _ in rows) / len(rows)
+            )
+            certified = sum(right and radius >= 0.25 for right, radius in rows) / len(
+                rows
+            )
             assert row.cells["certified"].ours == pytest.approx(100 * certified)
-    losses = {row.heads[1]: row.cells["certified"].published for row in done.outcome.table.rows}
+    losses = {
+        row.heads[1]: row.cells["certified"].published
+        for row in done.outcome.table.rows
+    }
     assert losses == {"Standard": 0.0, "GloRo": 50.1, "Local-Lip": 55.8, "CRM": 63.37}
 
 
@@ -106,18 +132,31 @@ def test_constants_are_ordered(made):
             assert value <= measured[kind]["naive"][target] * (1 + 1e-6)
         for method in ("naive", "liplt"):
             by_target = measured[kind][method]
-            assert by_target["pairwise"] <= min(by_target["per-class"], by_target["network"]) * (1 + 1e-4)
+            assert by_target["pairwise"] <= min(
+                by_target["per-class"], by_target["network"]
+            ) * (1 + 1e-4)
     for method, by_target in measured["estimate"].items():
         for target, value in by_target.items():
             assert value <= measured["guaranteed"][method][target] * (1 + 1e-6)
-            assert value == pytest.approx(measured["guaranteed"][method][target], rel=0.02)
-    rows = {(row.heads[1], row.heads[2]): row.cells["L_ij"] for row in done.outcome.table.rows}
-    assert rows["naive / LipLT", "guaranteed"].published == pytest.approx(266.08 / 64.10)
-    assert rows["LipLT", "guaranteed"].ours == measured["guaranteed"]["liplt"]["pairwise"]
+            assert value == pytest.approx(
+                measured["guaranteed"][method][target], rel=0.02
+            )
+    rows = {
+        (row.heads[1], row.heads[2]): row.cells["L_ij"]
+        for row in done.outcome.table.rows
+    }
+    assert rows["naive / LipLT", "guaranteed"].published == pytest.approx(
+        266.08 / 64.10
+    )
+    assert (
+        rows["LipLT", "guaranteed"].ours == measured["guaranteed"]["liplt"]["pairwise"]
+    )
 
 
 def test_radii_by_naive_constants_are_smaller(made):
-    rows = [row for row in made("fig-radii").outcome.table.rows if row.heads[1] == "CRM"]
+    rows = [
+        row for row in made("fig-radii").outcome.table.rows if row.heads[1] == "CRM"
+    ]
     by_bound = {row.heads[2]: row.cells["median radius"].ours for row in rows}
     assert 0 < by_bound["naive"] < by_bound["LipLT"]
 
@@ -133,14 +172,25 @@ def test_the_evolution_has_every_epoch(made):
 def test_parts_of_an_iteration_are_shorter_than_it(made, name):
     for row in made(name).outcome.table.rows:
         for method in ("naive", "LipLT"):
-            assert 0 < row.cells[f"training {method}"].ours < row.cells[f"iteration {method}"].ours
+            assert (
+                0
+                < row.cells[f"training {method}"].ours
+                < row.cells[f"iteration {method}"].ours
+            )
 
 
 def test_runs_are_shared_and_finished_ones_are_only_read(out, made, monkeypatch):
     first = made("table-l2")
-    before = {path: path.stat().st_mtime_ns for path in (out / "runs").rglob("model.safetensors")}
+    before = {
+        path: path.stat().st_mtime_ns
+        for path in (out / "runs").rglob("model.safetensors")
+    }
     shared = results(first)["runs"]["mnist CRM"]["run"]
-    for name, key in (("table-lipschitz", "mnist"), ("fig-radii", "mnist CRM"), ("fig-evolution", "CRM + LipLT")):
+    for name, key in (
+        ("table-lipschitz", "mnist"),
+        ("fig-radii", "mnist CRM"),
+        ("fig-evolution", "CRM + LipLT"),
+    ):
         assert results(made(name))["runs"][key]["run"] == shared
     monkeypatch.setattr(invocation, "train", None)
     again = reproduce("table-l2", TINY, out)
@@ -157,7 +207,9 @@ def test_an_interrupted_invocation_continues_where_it_stopped(made, tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         reproduce("fig-evolution", TINY, tmp_path, progress=interrupt)
-    began = sorted(path.parent.name for path in tmp_path.rglob("checkpoint.safetensors"))
+    began = sorted(
+        path.parent.name for path in tmp_path.rglob("checkpoint.safetensors")
+    )
     assert len(began) == 2
     (first,) = (path.parent for path in tmp_path.rglob("summary.json"))
     finished = (first / "model.safetensors").stat().st_mtime_ns
@@ -169,12 +221,21 @@ def test_an_interrupted_invocation_continues_where_it_stopped(made, tmp_path):
     done = reproduce("fig-evolution", TINY, tmp_path, progress=watch)
     assert (first / "model.safetensors").stat().st_mtime_ns == finished
     assert not any(what.startswith("1/3") and "training" in what for what, _ in seen)
-    assert min(fraction for what, fraction in seen if what.startswith("2/3") and what.endswith("training")) > 0.25
+    assert (
+        min(
+            fraction
+            for what, fraction in seen
+            if what.startswith("2/3") and what.endswith("training")
+        )
+        > 0.25
+    )
     assert results(done)["table"] == results(whole)["table"]
     assert results(done)["numbers"] == results(whole)["numbers"]
 
 
-def test_a_failed_configuration_is_reported_and_the_rest_completes(out, made, tmp_path, monkeypatch):
+def test_a_failed_configuration_is_reported_and_the_rest_completes(
+    out, made, tmp_path, monkeypatch
+):
     """By the command, which exits with 1."""
     folder = made("table-power-iterations").folder.name
     shutil.copytree(out, tmp_path, dirs_exist_ok=True)
@@ -187,13 +248,28 @@ def test_a_failed_configuration_is_reported_and_the_rest_completes(out, made, tm
 
     monkeypatch.setattr(invocation, "measure", failing)
     monkeypatch.setattr(cli.console, "width", 200)
-    arguments = ["table-power-iterations", "--epochs", "2", "--out", str(tmp_path), "--quiet"]
+    arguments = [
+        "table-power-iterations",
+        "--epochs",
+        "2",
+        "--out",
+        str(tmp_path),
+        "--quiet",
+    ]
     result = CliRunner().invoke(cli.app, ["reproduce", *arguments])
     assert result.exit_code == 1, result.output
-    assert "DataError: no such images; put them there" in " ".join(result.output.split())
+    assert "DataError: no such images; put them there" in " ".join(
+        result.output.split()
+    )
     stored = json.loads((tmp_path / folder / "results.json").read_text())
-    assert [row["iterations"] for row in stored["table"]["rows"] if "failed" in row] == ["5"]
-    assert all(row["clean"]["ours"] is not None for row in stored["table"]["rows"] if "failed" not in row)
+    assert [
+        row["iterations"] for row in stored["table"]["rows"] if "failed" in row
+    ] == ["5"]
+    assert all(
+        row["clean"]["ours"] is not None
+        for row in stored["table"]["rows"]
+        if "failed" not in row
+    )
     assert "failed" in stored["runs"]["mnist 5"]
     assert "| failed (95.91) |" in (tmp_path / folder / "table.md").read_text()
 
@@ -209,7 +285,9 @@ def test_every_failure_fits_its_table(tmp_path, monkeypatch):
         if name not in RUN_TIMES:
             done = reproduce(name, TINY, tmp_path)
             assert set(done.failed.values()) == {"DataError: nothing here"}
-            assert len([row for row in done.outcome.table.rows if row.failed]) == len(done.failed)
+            assert len([row for row in done.outcome.table.rows if row.failed]) == len(
+                done.failed
+            )
             assert "nothing here" in (done.folder / "table.md").read_text()
 
 
@@ -238,15 +316,24 @@ def test_without_the_package_the_command_says_what_to_install(monkeypatch, capsy
             cli.main()
         assert stopped.value.code == 2
         message = " ".join(capsys.readouterr().err.split())
-        assert "needs the package lipcert_experiments, which is not installed: run `pip install .`" in message
+        assert (
+            "needs the package lipcert_experiments, which is not installed: run `pip install .`"
+            in message
+        )
 
 
 def test_refusals(tmp_path):
-    with pytest.raises(OptionError, match=r"experiment is 'table-l3', .* did you mean 'table-l2'\?"):
+    with pytest.raises(
+        OptionError, match=r"experiment is 'table-l3', .* did you mean 'table-l2'\?"
+    ):
         reproduce("table-l3", TINY, tmp_path)
-    with pytest.raises(OptionError, match=r"budget is 'huge', expected one of tiny, hour, paper"):
+    with pytest.raises(
+        OptionError, match=r"budget is 'huge', expected one of tiny, hour, paper"
+    ):
         Plan("huge")
-    with pytest.raises(OptionError, match=r"protocol is 'author', .* did you mean 'authors'"):
+    with pytest.raises(
+        OptionError, match=r"protocol is 'author', .* did you mean 'authors'"
+    ):
         Plan("tiny", "author")
     with pytest.raises(OptionError, match=r"epochs is 1, expected 2 or more"):
         Plan("hour", epochs=1)

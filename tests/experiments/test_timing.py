@@ -2,7 +2,15 @@
 
 import pytest
 
-from lipcert_experiments.timing import ALONE, INSIDE, WHOLE, TrainingStep, growth, rounds, side_by_side
+from lipcert_experiments.timing import (
+    ALONE,
+    INSIDE,
+    WHOLE,
+    TrainingStep,
+    growth,
+    rounds,
+    side_by_side,
+)
 
 
 def counting(values):
@@ -12,7 +20,9 @@ def counting(values):
 
 
 def test_medians_without_the_first_call():
-    found = rounds({"a": counting([100.0, 3.0, 1.0, 2.0]), "b": counting([0.0, 5.0, 5.0, 8.0])}, 3)
+    found = rounds(
+        {"a": counting([100.0, 3.0, 1.0, 2.0]), "b": counting([0.0, 5.0, 5.0, 8.0])}, 3
+    )
     assert found == {"a": {"seconds": 2.0}, "b": {"seconds": 5.0}}
 
 
@@ -30,8 +40,12 @@ def test_an_interrupted_measurement_continues(tmp_path):
 
     interrupted = iter([lambda: 0.0, lambda: 1.0, lambda: 2.0, fail])
     with pytest.raises(KeyboardInterrupt):
-        rounds({"a": lambda: {"seconds": next(interrupted)()}}, 3, path, {"commit": "x"})
-    assert rounds({"a": counting([0.0, 9.0])}, 3, path, {"commit": "x"}) == {"a": {"seconds": 2.0}}
+        rounds(
+            {"a": lambda: {"seconds": next(interrupted)()}}, 3, path, {"commit": "x"}
+        )
+    assert rounds({"a": counting([0.0, 9.0])}, 3, path, {"commit": "x"}) == {
+        "a": {"seconds": 2.0}
+    }
     never = {"a": lambda: pytest.fail("measured again")}
     assert rounds(never, 3, path, {"commit": "x"}) == {"a": {"seconds": 2.0}}
 
@@ -40,7 +54,9 @@ def test_an_interrupted_measurement_continues(tmp_path):
 def test_rounds_of_something_else_do_not_count(tmp_path, name, origin):
     path = tmp_path / "rounds.json"
     rounds({"a": counting([0.0, 1.0])}, 1, path, {"commit": "x"})
-    assert rounds({name: counting([0.0, 4.0])}, 1, path, {"commit": origin}) == {name: {"seconds": 4.0}}
+    assert rounds({name: counting([0.0, 4.0])}, 1, path, {"commit": origin}) == {
+        name: {"seconds": 4.0}
+    }
 
 
 def test_growth_of_a_square():
@@ -54,6 +70,8 @@ def test_a_training_step_moves_the_weights_and_times_its_parts():
     before = [parameter.clone() for parameter in step.model.parameters()]
     parts = step()
     assert 0 < parts[INSIDE] < parts[WHOLE]
-    assert any((a != b).any() for a, b in zip(before, step.model.parameters(), strict=True))
+    assert any(
+        (a != b).any() for a, b in zip(before, step.model.parameters(), strict=True)
+    )
     assert set(step.alone()) == {ALONE}
     assert set(TrainingStep("2C2F", None, batch=8)()) == {WHOLE}

@@ -29,7 +29,12 @@ def randomise(module, seed=0, scale=1.0):
     with torch.no_grad():
         for name, tensor in module.named_parameters():
             if not name.endswith("log_rho"):
-                tensor.copy_(scale * torch.randn(tensor.shape, generator=generator, dtype=torch.float64))
+                tensor.copy_(
+                    scale
+                    * torch.randn(
+                        tensor.shape, generator=generator, dtype=torch.float64
+                    )
+                )
     return settle(module)
 
 

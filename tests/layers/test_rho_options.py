@@ -36,7 +36,9 @@ def test_state_dicts_and_checkpoints_restore_the_layers(tmp_path):
         x = torch.rand(4, *shape)
         assert torch.equal(loaded(x), model(x))
         lipcert.bound(model, shape, target="network").check_belongs(loaded)
-    first, second = (RhoLipschitzConv2d(2, 3, rescaling="sn", rho=rho) for rho in (2.0, 1.0))
+    first, second = (
+        RhoLipschitzConv2d(2, 3, rescaling="sn", rho=rho) for rho in (2.0, 1.0)
+    )
     second.load_state_dict(first.state_dict())
     x = torch.rand(2, 2, 4, 4)
     assert torch.equal(first.eval()(x), second.eval()(x))
@@ -47,16 +49,34 @@ def test_state_dicts_and_checkpoints_restore_the_layers(tmp_path):
     [
         ({"rescaling": "aoll"}, "rescaling is 'aoll'.*did you mean 'aol'"),
         ({"activation": "gelu"}, "activation is 'gelu', expected one of relu"),
-        ({"activation": nn.GELU()}, r"GELU has slopes in \[-0.128904, 1.1289\], expected none below 0"),
+        (
+            {"activation": nn.GELU()},
+            r"GELU has slopes in \[-0.128904, 1.1289\], expected none below 0",
+        ),
         ({"activation": nn.PReLU()}, "PReLU has learned slopes"),
         ({"activation": nn.Softmax(1)}, "Softmax has no rule with elementwise slopes"),
         ({"activation": nn.Linear(2, 2)}, "Linear has no rule with elementwise slopes"),
-        ({"activation": nn.Tanhshrink()}, "Tanhshrink has no rule with elementwise slopes"),
-        ({"activation": Op(lambda m, x: 2 * x.tanh())}, "Op has no rule with elementwise slopes"),
-        ({"activation": Op(lambda m, x: -x.tanh())}, "Op has no rule with elementwise slopes"),
-        ({"activation": Op(lambda m, x: (2 * x).tanh())}, "Op has no rule with elementwise slopes"),
+        (
+            {"activation": nn.Tanhshrink()},
+            "Tanhshrink has no rule with elementwise slopes",
+        ),
+        (
+            {"activation": Op(lambda m, x: 2 * x.tanh())},
+            "Op has no rule with elementwise slopes",
+        ),
+        (
+            {"activation": Op(lambda m, x: -x.tanh())},
+            "Op has no rule with elementwise slopes",
+        ),
+        (
+            {"activation": Op(lambda m, x: (2 * x).tanh())},
+            "Op has no rule with elementwise slopes",
+        ),
         ({"activation": nn.Hardshrink()}, "activation Hardshrink: it jumps"),
-        ({"activation": nn.Softplus(threshold=2)}, "activation Softplus: threshold=2 makes a jump"),
+        (
+            {"activation": nn.Softplus(threshold=2)},
+            "activation Softplus: threshold=2 makes a jump",
+        ),
         ({"rho": 0.0}, "rho is 0.0, expected a positive number"),
         ({"rho": float("nan")}, "rho is nan"),
     ],

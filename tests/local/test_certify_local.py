@@ -23,27 +23,41 @@ from models import Op, dense_chain, named_models
 
 def inputs(shape: tuple[int, ...], count: int, model: nn.Module) -> Tensor:
     dtype = next(model.parameters()).dtype
-    return torch.rand(count, *shape, generator=torch.Generator().manual_seed(2)).to(dtype)
+    return torch.rand(count, *shape, generator=torch.Generator().manual_seed(2)).to(
+        dtype
+    )
 
 
-def check_attacks(model: nn.Module, shape: tuple[int, ...], norm: float = 2, count: int = 8) -> Tensor:
+def check_attacks(
+    model: nn.Module, shape: tuple[int, ...], norm: float = 2, count: int = 8
+) -> Tensor:
     """Neither DDN, nor PGD at each radius, nor steps along gradients find another class inside the radii."""
     x = inputs(shape, count, model)
     certificates = lipcert.certify_local(model, x, norm=norm)
     radius = certificates.radius
     assert (radius >= 0).all()
     if norm == 2:
-        found = minimum_norm(model, x, certificates.prediction, steps=40, pixels=(-4.0, 5.0))
+        found = minimum_norm(
+            model, x, certificates.prediction, steps=40, pixels=(-4.0, 5.0)
+        )
         assert (found.distance >= radius).all()
         for k in range(count):
             if radius[k] > 0:
-                found = pgd(model, x[k : k + 1], certificates.prediction[k : k + 1], float(radius[k]), steps=10)
+                found = pgd(
+                    model,
+                    x[k : k + 1],
+                    certificates.prediction[k : k + 1],
+                    float(radius[k]),
+                    steps=10,
+                )
                 assert float(found.distance) >= float(radius[k])
     check_steps(model, x, certificates, norm)
     return radius
 
 
-def check_steps(model: nn.Module, x: Tensor, certificates: lipcert.Certificates, norm: float) -> None:
+def check_steps(
+    model: nn.Module, x: Tensor, certificates: lipcert.Certificates, norm: float
+) -> None:
     """Towards every other class, by the gradient and by its signs, to just inside the radius."""
     classes = model(x[:1]).shape[1]
     for k, radius in enumerate(certificates.radius.tolist()):
@@ -55,11 +69,20 @@ def check_steps(model: nn.Module, x: Tensor, certificates: lipcert.Certificates,
             for _ in range(8):
                 point.requires_grad_()
                 logits = model(point)
-                (gradient,) = torch.autograd.grad(logits[0, other] - logits[0, label], point)
-                step = gradient.sign() if norm == inf else gradient / gradient.norm().clamp(min=1e-30)
+                (gradient,) = torch.autograd.grad(
+                    logits[0, other] - logits[0, label], point
+                )
+                step = (
+                    gradient.sign()
+                    if norm == inf
+                    else gradient / gradient.norm().clamp(min=1e-30)
+                )
                 moved = (point.detach() + 0.5 * radius * step).double() - x[k].double()
                 length = float(moved.abs().max() if norm == inf else moved.norm())
-                point = (x[k].double() + moved * min(1.0, 0.999999 * radius / max(length, 1e-300))).to(x.dtype)
+                point = (
+                    x[k].double()
+                    + moved * min(1.0, 0.999999 * radius / max(length, 1e-300))
+                ).to(x.dtype)
                 away = (point - x[k : k + 1]).double()
                 if float(away.abs().max() if norm == inf else away.norm()) < radius:
                     assert int(model(point).argmax(1)) == label
@@ -86,7 +109,10 @@ def exact_minimum(model: nn.Sequential, x: Tensor, radius: float, row: Tensor) -
     widths = [layer.out_features for layer in layers[:-1]]
     for bits in product((0.0, 1.0), repeat=sum(widths)):
         gates = torch.tensor(bits, dtype=torch.float64).split(widths)
-        matrix, offset = torch.eye(len(x), dtype=torch.float64), torch.zeros(len(x), dtype=torch.float64)
+        matrix, offset = (
+            torch.eye(len(x), dtype=torch.float64),
+            torch.zeros(len(x), dtype=torch.float64),
+        )
         sides, limits = [], []
         for layer, gate in zip(layers, [*gates, None], strict=True):
             matrix, offset = layer.weight @ matrix, layer.weight @ offset + layer.bias
@@ -96,7 +122,12 @@ def exact_minimum(model: nn.Sequential, x: Tensor, radius: float, row: Tensor) -
                 limits.append(sign * offset)
                 matrix, offset = gate[:, None] * matrix, gate * offset
         box = [(float(v) - radius, float(v) + radius) for v in x]
-        solved = linprog((row @ matrix).numpy(), torch.cat(sides).numpy(), torch.cat(limits).numpy(), bounds=box)
+        solved = linprog(
+            (row @ matrix).numpy(),
+            torch.cat(sides).numpy(),
+            torch.cat(limits).numpy(),
+            bounds=box,
+        )
         if solved.status == 0:
             smallest = min(smallest, solved.fun + float(row @ offset))
     return smallest
@@ -113,7 +144,10 @@ def test_proved_radii_are_below_exact_ones_of_tiny_networks(seed):
         label = int(certificates.prediction[k])
         assert radius > 0
         for other in {0, 1, 2} - {label}:
-            row = torch.eye(3, dtype=torch.float64)[label] - torch.eye(3, dtype=torch.float64)[other]
+            row = (
+                torch.eye(3, dtype=torch.float64)[label]
+                - torch.eye(3, dtype=torch.float64)[other]
+            )
             assert exact_minimum(model, x[k], radius, row) > 0
 
 
@@ -147,12 +181,20 @@ def test_float32_roundings_near_the_boundary_are_covered():
     shuffled = torch.randperm(64)
     for k in range(200):
         step = torch.randn(64, 40).double()
-        step = step / step.norm(dim=1, keepdim=True) * certificates.radius[:, None] * (k % 10) / 10
+        step = (
+            step
+            / step.norm(dim=1, keepdim=True)
+            * certificates.radius[:, None]
+            * (k % 10)
+            / 10
+        )
         moved = (x.double() + step).float()
         inside = (moved.double() - x.double()).norm(dim=1) < certificates.radius
         with torch.no_grad():
             changed = model(moved).argmax(1) != certificates.prediction
-            other = model(moved[shuffled]).argmax(1) != certificates.prediction[shuffled]
+            other = (
+                model(moved[shuffled]).argmax(1) != certificates.prediction[shuffled]
+            )
         assert not (changed & inside).any()
         assert not (other & inside[shuffled]).any()
 
@@ -166,7 +208,9 @@ def test_radii_reach_epsilon_exactly_where_it_is_proved():
     assert (fixed.radius == 0.05).any()
     assert (fixed.radius < 0.05).any()
     assert (free.radius >= 0.05 / 1.05)[fixed.radius == 0.05].all()
-    assert fixed.certified_accuracy(0.05) == float((fixed.radius >= 0.05).double().mean())
+    assert fixed.certified_accuracy(0.05) == float(
+        (fixed.radius >= 0.05).double().mean()
+    )
     assert (free.guarantee, free.norm) == ("deterministic", 2.0)
 
 
@@ -177,16 +221,23 @@ def test_radii_are_never_below_those_of_a_bound():
         bound = lipcert.bound(model, shape)
         known = lipcert.certify(model, x, bound).radius
         for epsilon in (None, 1e-3):
-            assert (lipcert.certify_local(model, x, epsilon, bound=bound).radius >= known).all()
+            assert (
+                lipcert.certify_local(model, x, epsilon, bound=bound).radius >= known
+            ).all()
         spread = known / x[0].numel() ** 0.5
-        assert (lipcert.certify_local(model, x, norm=inf, bound=bound).radius >= spread * (1 - 1e-9)).all()
+        assert (
+            lipcert.certify_local(model, x, norm=inf, bound=bound).radius
+            >= spread * (1 - 1e-9)
+        ).all()
 
 
 def test_batches_and_chunks_do_not_change_radii(monkeypatch):
     model, shape = named_models()["residual convolutions"]
     x = inputs(shape, 6, model)
     whole = lipcert.certify_local(model, x, 0.02).radius
-    torch.testing.assert_close(lipcert.certify_local(model, x, 0.02, batch_size=2).radius, whole)
+    torch.testing.assert_close(
+        lipcert.certify_local(model, x, 0.02, batch_size=2).radius, whole
+    )
     monkeypatch.setattr("lipcert.local.refining._ROWS_BYTES", 1)
     torch.testing.assert_close(lipcert.certify_local(model, x, 0.02).radius, whole)
 
@@ -197,7 +248,11 @@ def test_empty_batches_have_no_radii():
     bound = lipcert.bound(model, shape)
     for known in (None, bound):
         certifier = LocalCertifier(model, shape, bound=known)
-        assert certifier.certify(x[:0], 0.1).radius.shape == certifier.certify(x[:0]).radius.shape == (0,)
+        assert (
+            certifier.certify(x[:0], 0.1).radius.shape
+            == certifier.certify(x[:0]).radius.shape
+            == (0,)
+        )
         some = lipcert.certify_local(model, [x, x[:0]], 0.01, bound=known)
         assert some.radius.shape == (2,)
 
@@ -206,7 +261,11 @@ def test_more_effort_proves_more():
     model, shape = named_models()["gelu chain"]
     x = inputs(shape, 20, model)
     radii = []
-    for effort in (Effort(last_steps=0), Effort(), Effort(last_steps=20, inner_steps=5)):
+    for effort in (
+        Effort(last_steps=0),
+        Effort(),
+        Effort(last_steps=20, inner_steps=5),
+    ):
         certifier = LocalCertifier(model, shape, effort=effort)
         radii.append(certifier.certify(x).radius.mean())
     assert radii[0] < radii[1] < radii[2]
@@ -227,18 +286,32 @@ def test_refusals():
         lipcert.certify_local(model, x, norm=1)
     with pytest.raises(OptionError, match="epsilon is -1"):
         lipcert.certify_local(model, x, -1.0)
-    for epsilon in ("0.1", [0.1, 0.2], torch.tensor([0.1, 0.2]), True, float("nan"), float("inf"), 10**400, 1j):
-        with pytest.raises(OptionError, match=r"epsilon is .*, expected a positive number"):
+    for epsilon in (
+        "0.1",
+        [0.1, 0.2],
+        torch.tensor([0.1, 0.2]),
+        True,
+        float("nan"),
+        float("inf"),
+        10**400,
+        1j,
+    ):
+        with pytest.raises(
+            OptionError, match=r"epsilon is .*, expected a positive number"
+        ):
             lipcert.certify_local(model, x, epsilon)
     assert torch.equal(
-        lipcert.certify_local(model, x, torch.tensor(0.5)).radius, lipcert.certify_local(model, x, 0.5).radius
+        lipcert.certify_local(model, x, torch.tensor(0.5)).radius,
+        lipcert.certify_local(model, x, 0.5).radius,
     )
     with pytest.raises(OptionError, match="batch_size"):
         lipcert.certify_local(model, x, batch_size=0)
     with pytest.raises(ShapeError, match="dtype"):
         lipcert.certify_local(model, x.double())
     with pytest.raises(NonFiniteError, match="input 1"):
-        lipcert.certify_local(model, torch.tensor([[0.0] * 4, [0.0, 0.0, 0.0, float("nan")]]))
+        lipcert.certify_local(
+            model, torch.tensor([[0.0] * 4, [0.0, 0.0, 0.0, float("nan")]])
+        )
     with pytest.raises(UnsupportedError, match="frac"):
         lipcert.certify_local(Op(lambda m, x: torch.frac(x)), x)
 
@@ -273,7 +346,11 @@ def test_rows_that_are_single_numbers(norm):
     with torch.no_grad():
         for k in range(4):
             moves = torch.randn(2000, 4)
-            moves = moves / (moves.norm(dim=1, keepdim=True) if norm == 2 else moves.abs().amax(1, keepdim=True))
+            moves = moves / (
+                moves.norm(dim=1, keepdim=True)
+                if norm == 2
+                else moves.abs().amax(1, keepdim=True)
+            )
             near = model(x[k] + 0.999 * radius[k].float() * moves)
             assert (near.argmax(1) == model(x[k : k + 1]).argmax(1)).all()
 
@@ -281,7 +358,9 @@ def test_rows_that_are_single_numbers(norm):
 @pytest.mark.parametrize("norm", [2, inf])
 def test_inputs_that_are_single_numbers(norm):
     torch.manual_seed(0)
-    model = Op(lambda m, x: m.layer(torch.sin(x[:, None])), layer=nn.Linear(1, 3)).eval()
+    model = Op(
+        lambda m, x: m.layer(torch.sin(x[:, None])), layer=nn.Linear(1, 3)
+    ).eval()
     x = torch.rand(5)
     certificates = lipcert.certify_local(model, x, norm=norm)
     assert (certificates.radius > 0).all()
@@ -303,9 +382,19 @@ def test_a_model_with_one_logit():
     assert found.radius == pytest.approx(exact, rel=1e-2)
     model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 1)).eval()
     bound = lipcert.bound(model, (5,), target="network")
-    certificates, globally = lipcert.certify_local(model, x, bound=bound), lipcert.certify(model, x, bound)
+    certificates, globally = (
+        lipcert.certify_local(model, x, bound=bound),
+        lipcert.certify(model, x, bound),
+    )
     assert (certificates.radius >= globally.radius).all()
     assert torch.equal(certificates.prediction, globally.prediction)
     moves = torch.randn(500, 1, 5)
-    moves = 0.999 * certificates.radius.float()[:, None] * moves / moves.norm(dim=2, keepdim=True)
-    assert torch.equal(model(x + moves)[..., 0] > 0, (certificates.prediction == 1).expand(500, 30))
+    moves = (
+        0.999
+        * certificates.radius.float()[:, None]
+        * moves
+        / moves.norm(dim=2, keepdim=True)
+    )
+    assert torch.equal(
+        model(x + moves)[..., 0] > 0, (certificates.prediction == 1).expand(500, 30)
+    )

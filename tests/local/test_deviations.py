@@ -23,9 +23,14 @@ def points_in_ball(x: Tensor, norm: float, radius: Tensor, count: int) -> Tensor
     size = (count, *x.shape)
     noise = torch.randn(size, generator=generator, dtype=torch.float64)
     if norm == inf:
-        noise = noise.sign() * torch.rand(size, generator=generator, dtype=torch.float64) ** 0.1
+        noise = (
+            noise.sign()
+            * torch.rand(size, generator=generator, dtype=torch.float64) ** 0.1
+        )
     else:
-        noise = noise / noise.flatten(2).norm(dim=2).reshape(count, len(x), *(1,) * (x.dim() - 1))
+        noise = noise / noise.flatten(2).norm(dim=2).reshape(
+            count, len(x), *(1,) * (x.dim() - 1)
+        )
     step = 0.98 * radius.reshape(-1, *(1,) * (x.dim() - 1)) * noise
     return (x.double() + step).to(x.dtype).flatten(0, 1)
 
@@ -38,7 +43,9 @@ def check_intervals(model: nn.Module, shape: tuple[int, ...], norm: float) -> No
     for scale in (1e-4, 0.02, 0.7):
         radius = scale * torch.tensor([0.5, 1.0, 3.0], dtype=torch.float64)
         state = follow(certifier.prepared, Ball(norm, radius), dict(values))
-        other, _ = executed_values(certifier.network, points_in_ball(x, norm, radius, 60))
+        other, _ = executed_values(
+            certifier.network, points_in_ball(x, norm, radius, 60)
+        )
         for v, moved in other.items():
             deviation = moved.unflatten(0, (60, 3)) - state.centre[v]
             length = deviation.flatten(2).norm(dim=2)
@@ -68,18 +75,40 @@ def test_drawn_networks_stay_inside_their_intervals(network):
 
 
 MIXED = {
-    "max-pooling": nn.Sequential(nn.Conv2d(1, 3, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(27, 3)),
-    "overlapping": nn.Sequential(nn.Conv2d(1, 3, 3), nn.MaxPool2d(3, 1), nn.Flatten(), nn.Linear(48, 3)),
-    "adaptive": nn.Sequential(nn.Conv2d(1, 3, 3), nn.AdaptiveMaxPool2d(2), nn.Flatten(), nn.Linear(12, 3)),
-    "maxmin": nn.Sequential(nn.Conv2d(1, 4, 3), MaxMin(), nn.Flatten(), nn.Linear(144, 3)),
-    "groupsort": nn.Sequential(nn.Flatten(), nn.Linear(64, 9), GroupSort(3), nn.Linear(9, 3)),
-    "amin": Op(lambda m, x: m.out(m.conv(x).amin(1).flatten(1)), conv=nn.Conv2d(1, 4, 3), out=nn.Linear(36, 3)),
-    "maximum": Op(
-        lambda m, x: torch.maximum(m.a(x.flatten(1)), m.b(x.flatten(1))), a=nn.Linear(64, 3), b=nn.Linear(64, 3)
+    "max-pooling": nn.Sequential(
+        nn.Conv2d(1, 3, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(27, 3)
     ),
-    "softmax": Op(lambda m, x: m.b(m.a(x.flatten(1)).softmax(1)), a=nn.Linear(64, 5), b=nn.Linear(5, 3)),
+    "overlapping": nn.Sequential(
+        nn.Conv2d(1, 3, 3), nn.MaxPool2d(3, 1), nn.Flatten(), nn.Linear(48, 3)
+    ),
+    "adaptive": nn.Sequential(
+        nn.Conv2d(1, 3, 3), nn.AdaptiveMaxPool2d(2), nn.Flatten(), nn.Linear(12, 3)
+    ),
+    "maxmin": nn.Sequential(
+        nn.Conv2d(1, 4, 3), MaxMin(), nn.Flatten(), nn.Linear(144, 3)
+    ),
+    "groupsort": nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 9), GroupSort(3), nn.Linear(9, 3)
+    ),
+    "amin": Op(
+        lambda m, x: m.out(m.conv(x).amin(1).flatten(1)),
+        conv=nn.Conv2d(1, 4, 3),
+        out=nn.Linear(36, 3),
+    ),
+    "maximum": Op(
+        lambda m, x: torch.maximum(m.a(x.flatten(1)), m.b(x.flatten(1))),
+        a=nn.Linear(64, 3),
+        b=nn.Linear(64, 3),
+    ),
+    "softmax": Op(
+        lambda m, x: m.b(m.a(x.flatten(1)).softmax(1)),
+        a=nn.Linear(64, 5),
+        b=nn.Linear(5, 3),
+    ),
     "logsumexp": Op(
-        lambda m, x: m.b(m.a(x.flatten(1)).reshape(-1, 4, 5).logsumexp(2)), a=nn.Linear(64, 20), b=nn.Linear(4, 3)
+        lambda m, x: m.b(m.a(x.flatten(1)).reshape(-1, 4, 5).logsumexp(2)),
+        a=nn.Linear(64, 20),
+        b=nn.Linear(4, 3),
     ),
 }
 
@@ -95,8 +124,14 @@ def test_networks_that_mix_entries_stay_inside_their_intervals(name, norm):
 
 def test_intervals_that_are_too_narrow_would_be_found(monkeypatch):
     model, _ = named_models()["chain"]
-    monkeypatch.setattr("lipcert.local.funnels._triangle", lambda matrix: 0.5 * matrix[:, : len(matrix)])
-    monkeypatch.setattr("lipcert.local.prepared.Prepared.prefix_norms", lambda self, v, norm: None)
+    monkeypatch.setattr(
+        "lipcert.local.funnels._triangle", lambda matrix: 0.5 * matrix[:, : len(matrix)]
+    )
+    monkeypatch.setattr(
+        "lipcert.local.prepared.Prepared.prefix_norms", lambda self, v, norm: None
+    )
     model = model.float()
     with pytest.raises(AssertionError):
-        check_intervals(nn.Sequential(nn.Linear(9, 4), nn.ReLU(), *model).eval(), (9,), 2)
+        check_intervals(
+            nn.Sequential(nn.Linear(9, 4), nn.ReLU(), *model).eval(), (9,), 2
+        )

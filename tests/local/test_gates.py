@@ -20,12 +20,22 @@ class Squeeze(nn.Module):
 
     def __init__(self, channels: int, wide: int) -> None:
         super().__init__()
-        self.expand = nn.Sequential(nn.Conv2d(channels, wide, 1, bias=False), nn.BatchNorm2d(wide), nn.Hardswish())
+        self.expand = nn.Sequential(
+            nn.Conv2d(channels, wide, 1, bias=False),
+            nn.BatchNorm2d(wide),
+            nn.Hardswish(),
+        )
         self.depth = nn.Sequential(
-            nn.Conv2d(wide, wide, 3, padding=1, groups=wide, bias=False), nn.BatchNorm2d(wide), nn.Hardswish()
+            nn.Conv2d(wide, wide, 3, padding=1, groups=wide, bias=False),
+            nn.BatchNorm2d(wide),
+            nn.Hardswish(),
         )
         self.gate = nn.Sequential(
-            nn.AdaptiveAvgPool2d(1), nn.Conv2d(wide, 4, 1), nn.ReLU(), nn.Conv2d(4, wide, 1), nn.Hardsigmoid()
+            nn.AdaptiveAvgPool2d(1),
+            nn.Conv2d(wide, 4, 1),
+            nn.ReLU(),
+            nn.Conv2d(4, wide, 1),
+            nn.Hardsigmoid(),
         )
         self.project = nn.Conv2d(wide, channels, 1)
 
@@ -43,7 +53,9 @@ class Encoder(nn.Module):
         self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
         self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
         self.out = nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
+        )
 
     def split(self, x: Tensor) -> Tensor:
         return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
@@ -58,24 +70,45 @@ class Encoder(nn.Module):
 
 def mobile() -> nn.Module:
     stem = nn.Sequential(nn.Conv2d(1, 8, 3, stride=2, padding=1), nn.Hardswish())
-    return nn.Sequential(stem, Squeeze(8, 16), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10))
+    return nn.Sequential(
+        stem, Squeeze(8, 16), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)
+    )
 
 
 def vit() -> nn.Module:
     patches = nn.Sequential(nn.Conv2d(1, 16, 4, stride=4), nn.Flatten(2))
     return nn.Sequential(
-        patches, Op(lambda m, x: x.transpose(1, 2)), Encoder(16, 2), nn.LayerNorm(16), nn.Flatten(), nn.Linear(64, 10)
+        patches,
+        Op(lambda m, x: x.transpose(1, 2)),
+        Encoder(16, 2),
+        nn.LayerNorm(16),
+        nn.Flatten(),
+        nn.Linear(64, 10),
     )
 
 
 GATED = {
     "gate": (
-        Op(lambda m, x: m.c(m.a(x) * torch.sigmoid(m.b(x))), a=nn.Linear(6, 5), b=nn.Linear(6, 5), c=nn.Linear(5, 3)),
+        Op(
+            lambda m, x: m.c(m.a(x) * torch.sigmoid(m.b(x))),
+            a=nn.Linear(6, 5),
+            b=nn.Linear(6, 5),
+            c=nn.Linear(5, 3),
+        ),
         (6,),
     ),
-    "square": (Op(lambda m, x: m.b(m.a(x) * m.a(x)), a=nn.Linear(6, 5), b=nn.Linear(5, 3)), (6,)),
-    "layer norm": (nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3)), (6,)),
-    "plain layer norm": (nn.Sequential(nn.LayerNorm(6, elementwise_affine=False), nn.Linear(6, 3)), (6,)),
+    "square": (
+        Op(lambda m, x: m.b(m.a(x) * m.a(x)), a=nn.Linear(6, 5), b=nn.Linear(5, 3)),
+        (6,),
+    ),
+    "layer norm": (
+        nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3)),
+        (6,),
+    ),
+    "plain layer norm": (
+        nn.Sequential(nn.LayerNorm(6, elementwise_affine=False), nn.Linear(6, 3)),
+        (6,),
+    ),
     "softmax": (nn.Sequential(nn.Linear(6, 8), nn.Softmax(1), nn.Linear(8, 3)), (6,)),
     "encoder": (nn.Sequential(Encoder(4, 2), nn.Flatten(), nn.Linear(12, 3)), (3, 4)),
     "mobile": (mobile(), (1, 8, 8)),
@@ -133,6 +166,8 @@ def test_trained_on_digits_they_get_radii_that_are_not_zero(make):
     torch.manual_seed(0)
     model = trained(make())
     test = lipcert.data.load("digits").test
-    certificates = lipcert.certify_local(model, test.pixels(slice(0, 12)), 0.003, labels=test.labels[:12])
+    certificates = lipcert.certify_local(
+        model, test.pixels(slice(0, 12)), 0.003, labels=test.labels[:12]
+    )
     assert certificates.clean_accuracy > 0.5
     assert float((certificates.radius >= 0.003).double().mean()) > 0.5

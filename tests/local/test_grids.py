@@ -22,7 +22,10 @@ ACTIVATIONS = [
     Op(lambda m, x: torch.minimum(x, m.limit), limit=torch.tensor([-0.3])),
     Op(lambda m, x: x.clamp(m.low, m.high), low=torch.tensor([-0.3]), high=torch.tensor([0.1])),
 ]  # fmt: skip
-NAMES = [f"function {k}" if isinstance(module, Op) else str(module) for k, module in enumerate(ACTIVATIONS)]
+NAMES = [
+    f"function {k}" if isinstance(module, Op) else str(module)
+    for k, module in enumerate(ACTIVATIONS)
+]
 
 
 def site_of(activation: nn.Module) -> Site:
@@ -36,7 +39,9 @@ def site_of(activation: nn.Module) -> Site:
 def intervals() -> tuple[Tensor, Tensor, Tensor]:
     """Centres and widths of many magnitudes, (B, 1) each."""
     generator = torch.Generator().manual_seed(0)
-    scale = 10.0 ** (5 * torch.rand(120, 3, generator=generator, dtype=torch.float64) - 3)
+    scale = 10.0 ** (
+        5 * torch.rand(120, 3, generator=generator, dtype=torch.float64) - 3
+    )
     centre = scale[:, 0] * torch.randn(120, generator=generator, dtype=torch.float64)
     below, above = scale[:, 1:].unbind(1)
     below[::10], above[::7] = 0.0, 0.0
@@ -50,8 +55,12 @@ def graph_of(site: Site) -> tuple[Grid, Tensor, Tensor]:
     share = torch.linspace(0, 1, 401, dtype=torch.float64)[:, None, None]
     inside = (centre - below) * (1 - share) + (centre + above) * share
     inside = inside.clamp(centre - below, centre + above)
-    near = torch.tensor([-3.0, -0.5, -0.3, 0.0, 0.1, 0.5, 3.0], dtype=torch.float64)[:, None, None]
-    points = torch.cat([inside, near.expand(-1, *centre.shape).clamp(centre - below, centre + above)])
+    near = torch.tensor([-3.0, -0.5, -0.3, 0.0, 0.1, 0.5, 3.0], dtype=torch.float64)[
+        :, None, None
+    ]
+    points = torch.cat(
+        [inside, near.expand(-1, *centre.shape).clamp(centre - below, centre + above)]
+    )
     rises = torch.stack([site.function(point) for point in points]) - value
     return grid(site, centre, value, below, above), points - centre, rises
 
@@ -62,7 +71,9 @@ def check_between(graph: Grid, places: Tensor, rises: Tensor) -> None:
     for sign in (-1, 1):
         generator = torch.Generator().manual_seed(sign + 1)
         best = graph.steep(sign)
-        random = (2 * torch.rand(best.shape, generator=generator, dtype=torch.float64) - 1) * graph.steepest
+        random = (
+            2 * torch.rand(best.shape, generator=generator, dtype=torch.float64) - 1
+        ) * graph.steepest
         for slope in (best, random, torch.zeros_like(best)):
             assert (rises <= slope * places + graph.high(slope[:, None])[:, 0]).all()
             assert (rises >= slope * places + graph.low(slope[:, None])[:, 0]).all()
@@ -95,7 +106,9 @@ def test_piecewise_linear_activations_have_exact_lines():
                 (graph.low(slope[:, None])[:, 0], (rises - slope * places).amin(0)),
             ):
                 width = graph.places[-1] - graph.places[0]
-                assert ((intercept - dense).abs() <= 0.003 * width + 1e-9).all()  # kinks between sampled points
+                assert (
+                    (intercept - dense).abs() <= 0.003 * width + 1e-9
+                ).all()  # kinks between sampled points
 
 
 def test_relu_gets_the_lines_of_crown():
@@ -105,7 +118,10 @@ def test_relu_gets_the_lines_of_crown():
     graph = grid(site, centre, centre.clamp(min=0), radius, radius)
     chord = torch.tensor([4 / 6, 2.5 / 3, 1 / 4, 1.0, 0.0], dtype=torch.float64)
     torch.testing.assert_close(graph.steep(1)[:, 0], chord)
-    torch.testing.assert_close(graph.steep(-1)[:, 0], torch.tensor([1.0, 1.0, 0.0, 1.0, 0.0], dtype=torch.float64))
+    torch.testing.assert_close(
+        graph.steep(-1)[:, 0],
+        torch.tensor([1.0, 1.0, 0.0, 1.0, 0.0], dtype=torch.float64),
+    )
 
 
 def test_a_rule_without_a_curvature_is_bounded_by_its_slopes():
@@ -120,6 +136,12 @@ def test_a_rule_without_a_curvature_is_bounded_by_its_slopes():
 
 def test_a_curvature_that_is_too_small_would_be_found():
     site = site_of(nn.Tanh())
-    false = Site(site.name, site.source, site.output, lipcert.Slope(0.0, 1.0, ulps=4.0, curvature=0.0), site.function)
+    false = Site(
+        site.name,
+        site.source,
+        site.output,
+        lipcert.Slope(0.0, 1.0, ulps=4.0, curvature=0.0),
+        site.function,
+    )
     with pytest.raises(AssertionError):
         check_between(*graph_of(false))

@@ -40,7 +40,9 @@ CASES = {
 
 @pytest.mark.parametrize("norm", [2, inf])
 @pytest.mark.parametrize("name", CASES)
-def test_executions_stay_inside_the_intervals_and_above_the_bounds_of_a_search(name, norm):
+def test_executions_stay_inside_the_intervals_and_above_the_bounds_of_a_search(
+    name, norm
+):
     build, size = CASES[name]
     model, shape = build()
     certifier = LocalCertifier(model.float(), shape, norm)
@@ -53,7 +55,9 @@ def test_executions_stay_inside_the_intervals_and_above_the_bounds_of_a_search(n
     before = _pulled(state, rows)
     after = search_jointly(state, rows, before, 0 * point.margins() - 1.0, steps=8)
     assert (after.at(radius) >= before.at(radius)).all()
-    moved, other = executed_values(certifier.network, points_in_ball(x, norm, radius, 400))
+    moved, other = executed_values(
+        certifier.network, points_in_ball(x, norm, radius, 400)
+    )
     for site in certifier.prepared.exact.sites[1:-1]:
         v = site.source
         if v in moved:
@@ -67,7 +71,9 @@ def test_a_search_proves_more_than_slopes_for_the_last_rows_and_attacks_find_not
     model = deep()
     x = torch.randn(6, 6, generator=torch.Generator().manual_seed(2))
     plain = LocalCertifier(model, (6,)).certify(x, 0.3)
-    searched = LocalCertifier(model, (6,), effort=Effort(inner_steps=10)).certify(x, 0.3)
+    searched = LocalCertifier(model, (6,), effort=Effort(inner_steps=10)).certify(
+        x, 0.3
+    )
     assert (searched.radius >= plain.radius).all()
     assert (searched.radius > 1.01 * plain.radius).any()
     found = pgd(model, x, searched.prediction, 0.3, steps=40, pixels=(-9.0, 9.0))
@@ -78,5 +84,7 @@ def test_a_search_for_too_many_slopes_is_left_out(monkeypatch):
     model, x = deep(), torch.randn(4, 6, generator=torch.Generator().manual_seed(2))
     plain = LocalCertifier(model, (6,)).certify(x, 0.2)
     monkeypatch.setattr("lipcert.local.joint_search._MOST_ENTRIES", 10)
-    searched = LocalCertifier(model, (6,), effort=Effort(inner_steps=20)).certify(x, 0.2)
+    searched = LocalCertifier(model, (6,), effort=Effort(inner_steps=20)).certify(
+        x, 0.2
+    )
     torch.testing.assert_close(searched.radius, plain.radius)

@@ -24,8 +24,16 @@ class Graph(nn.Module):
         super().__init__()
         torch.manual_seed(seed)
         inputs, first, second, classes = SIZES
-        self.a, self.b, self.d = nn.Linear(inputs, first), nn.Linear(first, second), nn.Linear(second, classes)
-        self.c, self.e, self.f = nn.Linear(inputs, second), nn.Linear(first, classes), nn.Linear(inputs, classes)
+        self.a, self.b, self.d = (
+            nn.Linear(inputs, first),
+            nn.Linear(first, second),
+            nn.Linear(second, classes),
+        )
+        self.c, self.e, self.f = (
+            nn.Linear(inputs, second),
+            nn.Linear(first, classes),
+            nn.Linear(inputs, classes),
+        )
         self.kept, self.leak = kept, leak
 
     def phi(self, x: Tensor) -> Tensor:
@@ -63,7 +71,12 @@ def exact_minimum(model: Graph, x: Tensor, radius: float, row: Tensor) -> float:
     for bits in product((0.0, 1.0), repeat=SIZES[1] + SIZES[2]):
         sides, limits = [], []
 
-        def gated(z: Affine, gate: Tensor, sides: list[Tensor] = sides, limits: list[Tensor] = limits) -> Affine:
+        def gated(
+            z: Affine,
+            gate: Tensor,
+            sides: list[Tensor] = sides,
+            limits: list[Tensor] = limits,
+        ) -> Affine:
             sign = 2 * gate - 1  # sign·z ≥ 0
             sides.append(-sign[:, None] * z[0])
             limits.append(sign * z[1])
@@ -71,7 +84,10 @@ def exact_minimum(model: Graph, x: Tensor, radius: float, row: Tensor) -> float:
             return slope[:, None] * z[0], slope * z[1]
 
         first, second = torch.tensor(bits, dtype=torch.float64).split(SIZES[1:3])
-        start = (torch.eye(len(x), dtype=torch.float64), torch.zeros(len(x), dtype=torch.float64))
+        start = (
+            torch.eye(len(x), dtype=torch.float64),
+            torch.zeros(len(x), dtype=torch.float64),
+        )
         h = gated(after(model.a, start), first)
         z = after(model.b, h)
         if model.kept[0]:
@@ -81,7 +97,12 @@ def exact_minimum(model: Graph, x: Tensor, radius: float, row: Tensor) -> float:
             y = plus(y, after(model.e, h))
         if model.kept[2]:
             y = plus(y, after(model.f, start))
-        solved = linprog((row @ y[0]).numpy(), torch.cat(sides).numpy(), torch.cat(limits).numpy(), bounds=box)
+        solved = linprog(
+            (row @ y[0]).numpy(),
+            torch.cat(sides).numpy(),
+            torch.cat(limits).numpy(),
+            bounds=box,
+        )
         if solved.status == 0:
             smallest = min(smallest, solved.fun + float(row @ y[1]))
     return smallest
@@ -103,4 +124,6 @@ def test_proved_radii_are_below_exact_ones_of_drawn_graphs(seed, kept, leak):
     unit = torch.eye(3, dtype=torch.float64)
     rows = [unit[label] - unit[other] for other in {0, 1, 2} - {label}]
     assert min(exact_minimum(model, x[0], radius, row) for row in rows) > 0
-    assert min(exact_minimum(model, x[0], 0.0, row) for row in rows) == pytest.approx(float(certificates.margin[0]))
+    assert min(exact_minimum(model, x[0], 0.0, row) for row in rows) == pytest.approx(
+        float(certificates.margin[0])
+    )

@@ -15,7 +15,12 @@ def trained_digits(activation: type[nn.Module], seed: int) -> nn.Module:
     torch.manual_seed(seed)
     data = lipcert.data.load("digits")
     model = nn.Sequential(
-        nn.Flatten(), nn.Linear(64, 40), activation(), nn.Linear(40, 40), activation(), nn.Linear(40, 10)
+        nn.Flatten(),
+        nn.Linear(64, 40),
+        activation(),
+        nn.Linear(40, 40),
+        activation(),
+        nn.Linear(40, 10),
     )
     optimizer = torch.optim.Adam(model.parameters(), 5e-3)
     x, y = data.train.pixels(slice(None)), data.train.labels
@@ -37,14 +42,24 @@ def check_withstands(model: nn.Module, count: int) -> None:
         assert (found.distance >= certificates.radius).all()
     for share in (0.999, 1.01):
         for radius, index in group_by_radius(certificates.radius):
-            found = pgd(model, x[index], certificates.prediction[index], share * radius, steps=20)
+            found = pgd(
+                model,
+                x[index],
+                certificates.prediction[index],
+                share * radius,
+                steps=20,
+            )
             assert (found.distance >= certificates.radius[index]).all()
 
 
 def group_by_radius(radius: Tensor) -> list[tuple[float, Tensor]]:
     """Inputs of about the same radius, with the smallest of them."""
     order = radius.argsort()
-    return [(float(radius[index[0]]), index) for index in order.split(20) if float(radius[index[0]]) > 0]
+    return [
+        (float(radius[index[0]]), index)
+        for index in order.split(20)
+        if float(radius[index[0]]) > 0
+    ]
 
 
 @pytest.mark.parametrize("activation", [nn.ReLU, nn.GELU])
@@ -53,7 +68,10 @@ def test_some_pairs_withstand_ddn_and_pgd(activation):
 
 
 @pytest.mark.full
-@pytest.mark.skipif(os.environ.get("LIPCERT_FULL") != "1", reason="ten thousand pairs of a network and an input")
+@pytest.mark.skipif(
+    os.environ.get("LIPCERT_FULL") != "1",
+    reason="ten thousand pairs of a network and an input",
+)
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh, nn.GELU, nn.Sigmoid])
 def test_ten_thousand_pairs_withstand_ddn_and_pgd(activation, seed):

@@ -28,7 +28,12 @@ def shaken(model: nn.Module) -> nn.Module:
 
 def strided() -> nn.Module:
     """Strides that leave a remainder, dilation, no padding, a convolution after a convolution, a difference."""
-    layers = [nn.Conv2d(1, 3, 3, 2, 1), nn.ReLU(), nn.Conv2d(3, 4, 2, 1, 0), nn.Conv2d(4, 4, 3, 1, 2, dilation=2)]
+    layers = [
+        nn.Conv2d(1, 3, 3, 2, 1),
+        nn.ReLU(),
+        nn.Conv2d(3, 4, 2, 1, 0),
+        nn.Conv2d(4, 4, 3, 1, 2, dilation=2),
+    ]
     inner = nn.Sequential(*layers)
     return Op(
         lambda m, x: m.last((m.side(torch.tanh(m.inner(x))) - torch.relu(m.inner(x))).relu().flatten(1)),
@@ -42,14 +47,20 @@ MODELS = {
 }
 
 
-def deviations(model: nn.Module, shape: tuple[int, ...], norm: float, *, by_windows: bool) -> Deviations:
+def deviations(
+    model: nn.Module, shape: tuple[int, ...], norm: float, *, by_windows: bool
+) -> Deviations:
     certifier = LocalCertifier(shaken(model), shape, norm)
     if not by_windows:
         certifier.prepared.frames = lambda v: None  # type: ignore[method-assign]
     x = torch.rand(1, *shape, generator=torch.Generator().manual_seed(0))
     values, _ = executed_values(certifier.network, x)
     scale = 0.05 if norm == 2 else 0.004
-    return follow(certifier.prepared, Ball(norm, torch.tensor([scale], dtype=torch.float64)), values)
+    return follow(
+        certifier.prepared,
+        Ball(norm, torch.tensor([scale], dtype=torch.float64)),
+        values,
+    )
 
 
 @pytest.mark.parametrize("norm", [2, inf])
@@ -59,8 +70,12 @@ def test_windows_give_the_intervals_of_whole_rows(name, norm):
     windows = deviations(model, shape, norm, by_windows=True)
     whole = deviations(model, shape, norm, by_windows=False)
     for v in whole.below:
-        torch.testing.assert_close(windows.below[v], whole.below[v], rtol=1e-9, atol=1e-12)
-        torch.testing.assert_close(windows.above[v], whole.above[v], rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(
+            windows.below[v], whole.below[v], rtol=1e-9, atol=1e-12
+        )
+        torch.testing.assert_close(
+            windows.above[v], whole.above[v], rtol=1e-9, atol=1e-12
+        )
 
 
 def test_large_windows_are_convolved_to_the_same_rows(monkeypatch):
@@ -69,7 +84,9 @@ def test_large_windows_are_convolved_to_the_same_rows(monkeypatch):
     monkeypatch.setattr("lipcert.local.window_rows._LARGE", 1)
     convolved = deviations(model, shape, 2, by_windows=True)
     for v in spread.below:
-        torch.testing.assert_close(convolved.below[v], spread.below[v], rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(
+            convolved.below[v], spread.below[v], rtol=1e-9, atol=1e-12
+        )
 
 
 def test_windows_grow_by_kernels_and_become_images():

@@ -36,17 +36,33 @@ def difference() -> nn.Module:
 
 
 def dilated() -> nn.Module:
-    return chain(nn.Conv2d(1, 3, 3, 1, 2, 2), nn.LeakyReLU(), nn.Conv2d(3, 2, 3, 2, 0, 2), nn.ReLU(), width=18)
+    return chain(
+        nn.Conv2d(1, 3, 3, 1, 2, 2),
+        nn.LeakyReLU(),
+        nn.Conv2d(3, 2, 3, 2, 0, 2),
+        nn.ReLU(),
+        width=18,
+    )
 
 
 def grouped() -> nn.Module:
     first, second = nn.Conv2d(2, 4, 3, 1, 1), nn.Conv2d(4, 4, 3, 2, 1, groups=4)
-    return chain(first, nn.ReLU(), second, nn.Hardtanh(-0.1, 0.1), nn.Conv2d(4, 2, 1), nn.ReLU(), width=50)
+    return chain(
+        first,
+        nn.ReLU(),
+        second,
+        nn.Hardtanh(-0.1, 0.1),
+        nn.Conv2d(4, 2, 1),
+        nn.ReLU(),
+        width=50,
+    )
 
 
 def skipping() -> nn.Module:
     """Strides larger than kernels, so that some pixels reach nothing."""
-    return chain(nn.Conv2d(1, 3, 2, 3), nn.ReLU(), nn.Conv2d(3, 3, 1, 2), nn.ReLU(), width=12)
+    return chain(
+        nn.Conv2d(1, 3, 2, 3), nn.ReLU(), nn.Conv2d(3, 3, 1, 2), nn.ReLU(), width=12
+    )
 
 
 MODELS = {
@@ -91,24 +107,36 @@ def jacobian(certifier: LocalCertifier, x: Tensor, v: int) -> Tensor:
         for u, node in enumerate(network.nodes[: v + 1]):
             index = network.site_of_output.get(u)
             if index:
-                values[u] = network.sites[index].function(values[network.sites[index].source])
+                values[u] = network.sites[index].function(
+                    values[network.sites[index].source]
+                )
             elif node.edges:
                 total = sum(edge.op.apply(values[edge.source]) for edge in node.edges)
-                shift = executed[u] - sum(edge.op.apply(executed[edge.source]) for edge in node.edges)
+                shift = executed[u] - sum(
+                    edge.op.apply(executed[edge.source]) for edge in node.edges
+                )
                 values[u] = total + shift
         return values[v].flatten()
 
     executed, _ = executed_values(certifier.network, x)
     for u, node in enumerate(network.nodes):
         if u not in executed and node.edges:
-            executed[u] = sum(edge.op.apply(executed[edge.source]) for edge in node.edges)
-    return torch.autograd.functional.jacobian(value, x.double()).reshape(-1, x[0].numel())
+            executed[u] = sum(
+                edge.op.apply(executed[edge.source]) for edge in node.edges
+            )
+    return torch.autograd.functional.jacobian(value, x.double()).reshape(
+        -1, x[0].numel()
+    )
 
 
-def steepest_points(certifier: LocalCertifier, x: Tensor, radius: float, v: int) -> Tensor:
+def steepest_points(
+    certifier: LocalCertifier, x: Tensor, radius: float, v: int
+) -> Tensor:
     """Where entries of a node are largest and smallest over the ball, if they were linear."""
     rows = jacobian(certifier, x, v)
-    rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(1))[:40]]
+    rows = rows[
+        torch.randperm(len(rows), generator=torch.Generator().manual_seed(1))[:40]
+    ]
     steps = rows.sign()
     if certifier.norm == 2:
         steps = rows / rows.norm(dim=1, keepdim=True).clamp(min=1e-30)
@@ -118,7 +146,9 @@ def steepest_points(certifier: LocalCertifier, x: Tensor, radius: float, v: int)
 
 def check_inside(certifier: LocalCertifier, x: Tensor, radius: float) -> None:
     state = spread(certifier, x, radius)
-    sources = sorted(certifier.prepared.columned & certifier.prepared.sites_of_source.keys())
+    sources = sorted(
+        certifier.prepared.columned & certifier.prepared.sites_of_source.keys()
+    )
     points = [points_in_ball(x, certifier.norm, state.ball.radius, 50)]
     points += [steepest_points(certifier, x, radius, v) for v in sources]
     moved, _ = executed_values(certifier.network, torch.cat(points))
@@ -153,18 +183,24 @@ def test_columns_beyond_the_most_are_counted_as_errors(monkeypatch):
 
 @pytest.mark.parametrize("norm", [2, inf])
 @pytest.mark.parametrize("name", MODELS)
-def test_without_unsettled_nonlinearities_intervals_are_those_of_the_derivative(name, norm):
+def test_without_unsettled_nonlinearities_intervals_are_those_of_the_derivative(
+    name, norm
+):
     certifier, x = made(name, norm)
     radius = 1e-5
     zonotope = spread(certifier, x, radius).zonotope
     for v in certifier.prepared.columned & certifier.prepared.sites_of_source.keys():
         rows = jacobian(certifier, x, v)
         exact = radius * (rows.norm(dim=1) if norm == 2 else rows.abs().sum(1))
-        torch.testing.assert_close(zonotope.sizes[v].flatten(), exact, rtol=1e-4, atol=1e-12)
+        torch.testing.assert_close(
+            zonotope.sizes[v].flatten(), exact, rtol=1e-4, atol=1e-12
+        )
 
 
 @pytest.mark.parametrize("largest", [1, 1 << 20])
-def test_rows_bound_rounding_between_what_reaches_an_entry_and_the_sum_of_all(largest, monkeypatch):
+def test_rows_bound_rounding_between_what_reaches_an_entry_and_the_sum_of_all(
+    largest, monkeypatch
+):
     monkeypatch.setattr("lipcert.local.rounding_rows._LARGEST_WINDOW", largest)
     certifier, x = made("residual", 2)
     zonotope, network = spread(certifier, x, 0.02).zonotope, certifier.prepared.exact
@@ -173,7 +209,11 @@ def test_rows_bound_rounding_between_what_reaches_an_entry_and_the_sum_of_all(la
     wanted = torch.ones(network.nodes[v].shape, dtype=torch.bool)
     tables = (zonotope.own_errors, zonotope.errors, zonotope.slopes)
     bounds = rounding_by_rows(scene, *tables, wanted)
-    every = torch.eye(prod(network.nodes[v].shape)).double().reshape(-1, *network.nodes[v].shape)
+    every = (
+        torch.eye(prod(network.nodes[v].shape))
+        .double()
+        .reshape(-1, *network.nodes[v].shape)
+    )
     rows, exact = {v: every}, torch.zeros(len(every), dtype=torch.float64)
     for w in range(v, 0, -1):
         if w not in rows:
@@ -194,27 +234,52 @@ def test_rows_bound_rounding_between_what_reaches_an_entry_and_the_sum_of_all(la
 
 
 def test_what_one_entry_does_stays_inside_its_rectangle():
-    model = nn.Sequential(nn.Conv2d(1, 1, 3, 2, 1), nn.ReLU(), nn.Conv2d(1, 1, 3), nn.ReLU()).eval()
-    op = LocalCertifier(chain(*model, width=196), (1, 32, 32)).prepared.exact.nodes[1].edges[0].op
+    model = nn.Sequential(
+        nn.Conv2d(1, 1, 3, 2, 1), nn.ReLU(), nn.Conv2d(1, 1, 3), nn.ReLU()
+    ).eval()
+    op = (
+        LocalCertifier(chain(*model, width=196), (1, 32, 32))
+        .prepared.exact.nodes[1]
+        .edges[0]
+        .op
+    )
     at = torch.tensor([8, 11])
     bundle = pushed(single_columns(0 * at, at, at, torch.ones(2), 1, ball=True), op)
     assert (bundle.start, bundle.stop) == ((4, 4), (7, 7))
     unit = torch.zeros(2, 1, 32, 32)
     unit[torch.arange(2), 0, at, at] = 1.0
     whole = op.apply(unit.double())
-    torch.testing.assert_close(bundle.values.double(), whole[(slice(None), *bundle.seen())], rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(
+        bundle.values.double(),
+        whole[(slice(None), *bundle.seen())],
+        rtol=1e-5,
+        atol=1e-7,
+    )
     assert int((whole != 0).sum()) == int((bundle.values != 0).sum())
 
 
 def test_columns_are_not_followed_through_curves_or_dense_layers():
-    curved = chain(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Conv2d(2, 2, 3), nn.GELU(), width=32)
+    curved = chain(
+        nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Conv2d(2, 2, 3), nn.GELU(), width=32
+    )
     assert LocalCertifier(curved.eval(), (1, 8, 8)).prepared.columned == set()
-    dense = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU(), nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 3))
-    assert columned_nodes(LocalCertifier(dense.eval(), (1, 8, 8)).prepared.exact) == set()
+    dense = nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(64, 5),
+        nn.ReLU(),
+        nn.Linear(5, 5),
+        nn.ReLU(),
+        nn.Linear(5, 3),
+    )
+    assert (
+        columned_nodes(LocalCertifier(dense.eval(), (1, 8, 8)).prepared.exact) == set()
+    )
 
 
 @pytest.mark.parametrize("norm", [2, inf])
-def test_radii_by_columns_withstand_attacks_and_are_no_smaller_than_by_rows(norm, monkeypatch):
+def test_radii_by_columns_withstand_attacks_and_are_no_smaller_than_by_rows(
+    norm, monkeypatch
+):
     torch.manual_seed(0)
     model = shaken(residual([4, 6], [1, 1], (1, 12, 12), 3))
     x = torch.rand(3, 1, 12, 12)
@@ -223,7 +288,9 @@ def test_radii_by_columns_withstand_attacks_and_are_no_smaller_than_by_rows(norm
     if norm == 2:
         for one, certificate in zip(x, certificates.radius.tolist(), strict=True):
             label = model(one[None]).argmax(1)
-            assert not pgd(model, one[None], label, 0.999 * certificate, steps=40).success.any()
+            assert not pgd(
+                model, one[None], label, 0.999 * certificate, steps=40
+            ).success.any()
     monkeypatch.setattr("lipcert.local.prepared._ROW_ENTRIES", inf)
     by_rows = lipcert.certify_local(model, x, norm=norm)
     assert (certificates.radius >= 0.9 * by_rows.radius).all()

@@ -11,9 +11,13 @@ from torch import Tensor
 
 from lipcert.losses import crm, gloro, lmt, signed_radius
 
-LOGITS = torch.tensor([[3.0, 1.0, 0.0], [0.0, 2.0, 1.0], [1.0, 0.0, 0.5]], dtype=torch.float64)
+LOGITS = torch.tensor(
+    [[3.0, 1.0, 0.0], [0.0, 2.0, 1.0], [1.0, 0.0, 0.5]], dtype=torch.float64
+)
 LABELS = torch.tensor([0, 1, 2])  # the third is misclassified
-CONSTANTS = torch.tensor([[9.0, 2.0, 1.0], [2.0, 9.0, 4.0], [1.0, 4.0, 9.0]], dtype=torch.float64)
+CONSTANTS = torch.tensor(
+    [[9.0, 2.0, 1.0], [2.0, 9.0, 4.0], [1.0, 4.0, 9.0]], dtype=torch.float64
+)
 HARD = [1.0, 0.25, -0.5]  # their radii
 
 ROBUST_LOSSES = {
@@ -26,7 +30,9 @@ ROBUST_LOSSES = {
     "trades": partial(gloro, epsilon=0.3, weight=4.0),
     "lmt": partial(lmt, epsilon=0.3),
 }
-every_robust_loss = pytest.mark.parametrize("loss", ROBUST_LOSSES.values(), ids=ROBUST_LOSSES.keys())
+every_robust_loss = pytest.mark.parametrize(
+    "loss", ROBUST_LOSSES.values(), ids=ROBUST_LOSSES.keys()
+)
 
 Problem = tuple[Tensor, Tensor, Tensor]
 
@@ -38,5 +44,7 @@ def problems(draw: st.DrawFn) -> Problem:
     size, classes = draw(st.integers(1, 8)), draw(st.integers(2, 12))
     logits = 5.0 * torch.randn(size, classes, generator=generator, dtype=torch.float64)
     labels = torch.randint(classes, (size,), generator=generator)
-    constants = torch.rand(classes, classes, generator=generator, dtype=torch.float64) + 0.05
+    constants = (
+        torch.rand(classes, classes, generator=generator, dtype=torch.float64) + 0.05
+    )
     return logits, labels, constants

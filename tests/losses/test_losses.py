@@ -9,39 +9,72 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import CONSTANTS, HARD, LABELS, LOGITS, ROBUST_LOSSES, Problem, every_robust_loss, problems
+from problems import (
+    CONSTANTS,
+    HARD,
+    LABELS,
+    LOGITS,
+    ROBUST_LOSSES,
+    Problem,
+    every_robust_loss,
+    problems,
+)
 from torch import Tensor
 from torch.nn import functional as F
 
 from helpers import randn
 from lipcert import losses
-from lipcert.losses import crm, gloro, hard_radius, lmt, signed_radius, soft_radius, standard
+from lipcert.losses import (
+    crm,
+    gloro,
+    hard_radius,
+    lmt,
+    signed_radius,
+    soft_radius,
+    standard,
+)
 
 
 def parts(value: losses.Loss) -> tuple[Tensor, Tensor, Tensor]:
     return value.loss, value.base, value.robust
 
 
-@pytest.mark.parametrize(("r0", "active"), [(2.2, (0, 1)), (0.5, (1,)), (0.25, (1,)), (0.2, ())])
+@pytest.mark.parametrize(
+    ("r0", "active"), [(2.2, (0, 1)), (0.5, (1,)), (0.25, (1,)), (0.2, ())]
+)
 def test_crm_by_hand(r0: float, active: tuple[int, ...]) -> None:
     """Correct and within r0 by the hard radius; the mean is over all three samples."""
     soft = soft_radius(LOGITS, LABELS, CONSTANTS, 5.0)
     value = crm(LOGITS, LABELS, CONSTANTS, t=5.0, r0=r0, weight=30.0)
     cross_entropy = F.cross_entropy(LOGITS, LABELS)
     torch.testing.assert_close(value.base, cross_entropy)
-    torch.testing.assert_close(value.robust.item(), -30.0 * sum(soft[i].item() for i in active) / 3)
+    torch.testing.assert_close(
+        value.robust.item(), -30.0 * sum(soft[i].item() for i in active) / 3
+    )
     hard = crm(LOGITS, LABELS, CONSTANTS, t=5.0, r0=r0, weight=30.0, radius="hard")
     torch.testing.assert_close(hard.base, cross_entropy)
-    torch.testing.assert_close(hard.robust.item(), 30.0 * sum(exp(-5 * HARD[i]) / 5 for i in active) / 3)
+    torch.testing.assert_close(
+        hard.robust.item(), 30.0 * sum(exp(-5 * HARD[i]) / 5 for i in active) / 3
+    )
 
 
 def test_crm_without_truncation() -> None:
     unlimited = crm(LOGITS, LABELS, CONSTANTS, t=5.0, r0=inf, weight=30.0)
-    assert unlimited.loss == crm(LOGITS, LABELS, CONSTANTS, t=5.0, r0=1e6, weight=30.0).loss
+    assert (
+        unlimited.loss
+        == crm(LOGITS, LABELS, CONSTANTS, t=5.0, r0=1e6, weight=30.0).loss
+    )
 
 
 def test_a_tie_counts_as_misclassified() -> None:
-    value = crm(torch.zeros(1, 3), torch.tensor([0]), torch.ones(3, 3), t=5.0, r0=2.0, weight=1.0)
+    value = crm(
+        torch.zeros(1, 3),
+        torch.tensor([0]),
+        torch.ones(3, 3),
+        t=5.0,
+        r0=2.0,
+        weight=1.0,
+    )
     assert value.robust == 0
 
 
@@ -51,9 +84,14 @@ def test_bases_by_hand() -> None:
     value = standard(z[:1], y[:1], base="soft-margin", margin_t=2.0)
     torch.testing.assert_close(value.loss, -margin)
     smoothed = 0.8 * F.cross_entropy(z, y) - 0.2 * z.log_softmax(1).mean()
-    torch.testing.assert_close(standard(z, y, base="label-smoothing", smoothing=0.2).loss, smoothed)
+    torch.testing.assert_close(
+        standard(z, y, base="label-smoothing", smoothing=0.2).loss, smoothed
+    )
     for base in losses.BASES:
-        plain, robust = standard(z, y, base=base), crm(z, y, CONSTANTS, t=5.0, r0=2.2, weight=1.0, base=base)
+        plain, robust = (
+            standard(z, y, base=base),
+            crm(z, y, CONSTANTS, t=5.0, r0=2.2, weight=1.0, base=base),
+        )
         torch.testing.assert_close(plain.base, robust.base)
         assert plain.robust == 0
         assert plain.loss == plain.base
@@ -69,17 +107,28 @@ def test_signed_radius_by_hand() -> None:
 
 
 @given(problems(), st.floats(0, 3))
-def test_gloro_is_the_cross_entropy_with_a_bottom_class(problem: Problem, epsilon: float) -> None:
+def test_gloro_is_the_cross_entropy_with_a_bottom_class(
+    problem: Problem, epsilon: float
+) -> None:
     logits, labels, constants = problem
     bottom = []
     for z in logits:
         j = int(z.argmax())
-        bottom.append(max(float(z[i] + epsilon * constants[j, i]) for i in range(len(z)) if i != j))
-    extended = torch.cat([logits, torch.tensor(bottom, dtype=torch.float64)[:, None]], 1)
-    torch.testing.assert_close(
-        gloro(logits, labels, constants, epsilon=epsilon).loss, F.cross_entropy(extended, labels)
+        bottom.append(
+            max(
+                float(z[i] + epsilon * constants[j, i]) for i in range(len(z)) if i != j
+            )
+        )
+    extended = torch.cat(
+        [logits, torch.tensor(bottom, dtype=torch.float64)[:, None]], 1
     )
-    divergence = F.kl_div(extended.log_softmax(1)[:, :-1], logits.softmax(1), reduction="sum") / len(logits)
+    torch.testing.assert_close(
+        gloro(logits, labels, constants, epsilon=epsilon).loss,
+        F.cross_entropy(extended, labels),
+    )
+    divergence = F.kl_div(
+        extended.log_softmax(1)[:, :-1], logits.softmax(1), reduction="sum"
+    ) / len(logits)
     trades = gloro(logits, labels, constants, epsilon=epsilon, weight=2.5)
     torch.testing.assert_close(trades.robust, 2.5 * divergence)
 
@@ -91,12 +140,17 @@ def test_lmt_adds_to_the_other_logits(problem: Problem, epsilon: float) -> None:
     for b, y in enumerate(labels.tolist()):
         for i in range(logits.shape[1]):
             shifted[b, i] += epsilon * constants[y, i] if i != y else 0.0
-    torch.testing.assert_close(lmt(logits, labels, constants, epsilon=epsilon).loss, F.cross_entropy(shifted, labels))
+    torch.testing.assert_close(
+        lmt(logits, labels, constants, epsilon=epsilon).loss,
+        F.cross_entropy(shifted, labels),
+    )
 
 
 @every_robust_loss
 @given(problem=problems())
-def test_parts_sum_up_and_the_diagonal_is_ignored(loss: partial, problem: Problem) -> None:
+def test_parts_sum_up_and_the_diagonal_is_ignored(
+    loss: partial, problem: Problem
+) -> None:
     logits, labels, constants = problem
     value = loss(logits, labels, constants)
     torch.testing.assert_close(value.base + value.robust, value.loss)
@@ -108,10 +162,18 @@ def test_parts_sum_up_and_the_diagonal_is_ignored(loss: partial, problem: Proble
 
 @every_robust_loss
 def test_permuting_classes_and_samples_changes_nothing(loss: partial) -> None:
-    logits, labels, constants = randn(6, 5), torch.tensor([0, 1, 2, 3, 4, 0]), randn(5, 5, seed=1).abs() + 0.1
+    logits, labels, constants = (
+        randn(6, 5),
+        torch.tensor([0, 1, 2, 3, 4, 0]),
+        randn(5, 5, seed=1).abs() + 0.1,
+    )
     classes, samples = torch.randperm(5), torch.randperm(6)
     inverse = classes.argsort()
-    permuted = loss(logits[samples][:, classes], inverse[labels[samples]], constants[classes][:, classes]).loss
+    permuted = loss(
+        logits[samples][:, classes],
+        inverse[labels[samples]],
+        constants[classes][:, classes],
+    ).loss
     torch.testing.assert_close(permuted, loss(logits, labels, constants).loss)
 
 
@@ -119,24 +181,39 @@ def test_permuting_classes_and_samples_changes_nothing(loss: partial) -> None:
 @pytest.mark.parametrize("classes", [2, 4])
 def test_gradients_by_finite_differences(loss: partial, classes: int) -> None:
     labels = torch.arange(7) % classes
-    logits, constants = randn(7, classes).requires_grad_(), (randn(classes, classes).abs() + 0.5).requires_grad_()
-    assert torch.autograd.gradcheck(lambda z, c: loss(z, labels, c).loss, (logits, constants))
+    logits, constants = (
+        randn(7, classes).requires_grad_(),
+        (randn(classes, classes).abs() + 0.5).requires_grad_(),
+    )
+    assert torch.autograd.gradcheck(
+        lambda z, c: loss(z, labels, c).loss, (logits, constants)
+    )
 
 
 @pytest.mark.parametrize("base", losses.BASES)
 def test_gradients_of_standard_losses(base: str) -> None:
     labels = torch.arange(5) % 3
-    assert torch.autograd.gradcheck(lambda z: standard(z, labels, base=base).loss, randn(5, 3).requires_grad_())
+    assert torch.autograd.gradcheck(
+        lambda z: standard(z, labels, base=base).loss, randn(5, 3).requires_grad_()
+    )
 
 
 @every_robust_loss
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("small", [0.0, 1e-45, 1e-38, 1e-30, 2e-19, 1e-10])
 @pytest.mark.parametrize("scale", [1.0, 1e25])
-def test_tiny_constants_never_give_nan(loss: partial, dtype: torch.dtype, small: float, scale: float) -> None:
+def test_tiny_constants_never_give_nan(
+    loss: partial, dtype: torch.dtype, small: float, scale: float
+) -> None:
     """Margins of every sign over constants that are zero, or too small to divide by, alone and among others."""
-    logits = torch.tensor([[1.0, 0.0, -1.0], [0.0, 1.0, 2.0], [1.0, 1.0, 1.0]], dtype=dtype) * scale
-    for constants in (torch.full((3, 3), small), torch.tensor([[0, small, 1], [small, 0, 1], [1, 1, 0]])):
+    logits = (
+        torch.tensor([[1.0, 0.0, -1.0], [0.0, 1.0, 2.0], [1.0, 1.0, 1.0]], dtype=dtype)
+        * scale
+    )
+    for constants in (
+        torch.full((3, 3), small),
+        torch.tensor([[0, small, 1], [small, 0, 1], [1, 1, 0]]),
+    ):
         z, c = logits.clone().requires_grad_(), constants.to(dtype).requires_grad_()
         value = loss(z, torch.tensor([0, 1, 2]), c)
         value.loss.backward()
@@ -147,7 +224,10 @@ def test_tiny_constants_never_give_nan(loss: partial, dtype: torch.dtype, small:
 
 @every_robust_loss
 def test_a_single_class_has_nothing_to_fear(loss: partial) -> None:
-    z, c = torch.tensor([[2.0], [1.0]], requires_grad=True), torch.zeros(1, 1, requires_grad=True)
+    z, c = (
+        torch.tensor([[2.0], [1.0]], requires_grad=True),
+        torch.zeros(1, 1, requires_grad=True),
+    )
     value = loss(z, torch.tensor([0, 0]), c)
     value.loss.backward()
     assert value.loss == 0
@@ -163,12 +243,18 @@ def test_large_radii_do_not_overflow(loss: partial, sign: float, size: float) ->
     c = torch.full((3, 3), 1.0, requires_grad=True)
     value = loss(z, torch.tensor([0]), c)
     value.loss.backward()
-    assert all(bool(part.isfinite()) for part in (*parts(value), z.grad.sum(), c.grad.sum()))
-    torch.testing.assert_close(soft_radius(z, torch.tensor([0]), c, 1e6).item(), sign * size)
+    assert all(
+        bool(part.isfinite()) for part in (*parts(value), z.grad.sum(), c.grad.sum())
+    )
+    torch.testing.assert_close(
+        soft_radius(z, torch.tensor([0]), c, 1e6).item(), sign * size
+    )
 
 
 def test_half_precision_logits_are_computed_in_the_dtype_of_the_constants() -> None:
-    value = crm(LOGITS.bfloat16(), LABELS.int(), CONSTANTS.float(), t=5.0, r0=2.2, weight=30.0)
+    value = crm(
+        LOGITS.bfloat16(), LABELS.int(), CONSTANTS.float(), t=5.0, r0=2.2, weight=30.0
+    )
     assert value.loss.dtype == torch.float32
     expected = crm(LOGITS, LABELS, CONSTANTS, t=5.0, r0=2.2, weight=30.0)
     torch.testing.assert_close(value.loss.double(), expected.loss, rtol=1e-5, atol=1e-5)

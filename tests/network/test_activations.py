@@ -28,7 +28,10 @@ SPELLINGS = {
     "x.clamp": (slopes.CLIP, lambda m, x: x.clamp(-1, 1)),
     "maximum": (slopes.CLIP, lambda m, x: torch.maximum(x, m.zero)),
     "F.leaky_relu": (leaky(single(0.01)), lambda m, x: F.leaky_relu(x)),
-    "F.leaky_relu-slope": (leaky(single(0.3)), lambda m, x: F.leaky_relu(x, negative_slope=0.3)),
+    "F.leaky_relu-slope": (
+        leaky(single(0.3)),
+        lambda m, x: F.leaky_relu(x, negative_slope=0.3),
+    ),
     "F.elu": (slopes.elu(2.0), lambda m, x: F.elu(x, 2.0)),
     "F.celu": (slopes.SMOOTH, lambda m, x: F.celu(x, 2.0)),
     "F.selu": (slopes.SELU, lambda m, x: F.selu(x)),
@@ -46,7 +49,10 @@ SPELLINGS = {
     "F.silu_": (slopes.SILU, lambda m, x: F.silu(x, inplace=True)),
     "F.mish_": (slopes.MISH, lambda m, x: F.mish(x, inplace=True)),
     "F.hardswish_": (slopes.HARD_SWISH, lambda m, x: F.hardswish(x, inplace=True)),
-    "F.hardsigmoid_": (slopes.HARD_SIGMOID, lambda m, x: F.hardsigmoid(x, inplace=True)),
+    "F.hardsigmoid_": (
+        slopes.HARD_SIGMOID,
+        lambda m, x: F.hardsigmoid(x, inplace=True),
+    ),
     "x.tanh_": (slopes.SMOOTH, lambda m, x: x.tanh_()),
     "x.clamp_": (slopes.CLIP, lambda m, x: x.clamp_(min=0)),
     "x.clip": (slopes.CLIP, lambda m, x: x.clip(0, 1)),
@@ -82,7 +88,12 @@ SPELLINGS = {
 @pytest.mark.parametrize("name", SPELLINGS)
 def test_spelling(name):
     expected, function = SPELLINGS[name]
-    model = Op(lambda m, x: function(m, m.first(x)), first=nn.Linear(3, 4), zero=torch.zeros(1), softmax=nn.Softmax2d())
+    model = Op(
+        lambda m, x: function(m, m.first(x)),
+        first=nn.Linear(3, 4),
+        zero=torch.zeros(1),
+        softmax=nn.Softmax2d(),
+    )
     network = lipcert.trace(model.eval(), (3,))
     assert network.depth == 1
     slope = network.sites[1].slope
@@ -96,18 +107,32 @@ def test_spelling(name):
 def test_activations_that_torch_writes_as_elu_in_place(function, alpha):
     """scale·x, or scale·alpha·(exp(input_scale·x) − 1): in place, torch computes SELU and CELU so."""
     options = {"alpha": alpha} if function is F.celu_ else {}
-    model = Op(lambda m, x: function(m.first(x), **options), first=nn.Linear(1, 1)).double()
+    model = Op(
+        lambda m, x: function(m.first(x), **options), first=nn.Linear(1, 1)
+    ).double()
     slope = lipcert.trace(model, (1,)).sites[1].slope
     expected = slopes.SELU.interval() if function is F.selu_ else (0.0, 1.0)
-    assert slope.interval() == pytest.approx(expected, rel=2.0**-21)  # with room for numbers in float32
+    assert slope.interval() == pytest.approx(
+        expected, rel=2.0**-21
+    )  # with room for numbers in float32
     assert slope.beta >= expected[1] * (1 - 2.0**-21)
     check_sampled(Op(lambda m, x: function(x.clone(), **options)), slope, (3,))
 
 
 def pairs(shape):
     """Inputs at many distances, at several scales."""
-    x = torch.cat([scale * randn(100, *shape, seed=k) for k, scale in enumerate((0.01, 1.0, 30.0))])
-    return x, x + torch.cat([step * randn(100, *shape, seed=9 + k) for k, step in enumerate((1.0, 1e-3, 1.0))])
+    x = torch.cat(
+        [
+            scale * randn(100, *shape, seed=k)
+            for k, scale in enumerate((0.01, 1.0, 30.0))
+        ]
+    )
+    return x, x + torch.cat(
+        [
+            step * randn(100, *shape, seed=9 + k)
+            for k, step in enumerate((1.0, 1e-3, 1.0))
+        ]
+    )
 
 
 def check_sampled(model, slope, shape):
@@ -143,7 +168,9 @@ NOT_ELEMENTWISE = {
     "logsumexp of two axes": lambda m, x: x.logsumexp((1, 2), keepdim=True),
     "x.norm": lambda m, x: x.norm(dim=1),
     "norm of two axes": lambda m, x: torch.norm(x, dim=(1, 2)),
-    "linalg.vector_norm": lambda m, x: torch.linalg.vector_norm(x, dim=-1, keepdim=True),
+    "linalg.vector_norm": lambda m, x: torch.linalg.vector_norm(
+        x, dim=-1, keepdim=True
+    ),
     "linalg.norm": lambda m, x: torch.linalg.norm(x, dim=1),
     "largest entry in size": lambda m, x: x.norm(torch.inf, dim=1),
     "Frobenius norm": lambda m, x: torch.linalg.matrix_norm(x),
@@ -177,7 +204,9 @@ EXTREMA = {
 def test_the_larger_or_smaller_of_two_branches(name):
     """(a + b)/2 ± |a − b|/2: linear paths, and one site for the difference."""
     function, sign = EXTREMA[name]
-    model = Op(lambda m, x: function(m.a(x), m.b(x)), a=nn.Linear(3, 4), b=nn.Linear(3, 4)).double()
+    model = Op(
+        lambda m, x: function(m.a(x), m.b(x)), a=nn.Linear(3, 4), b=nn.Linear(3, 4)
+    ).double()
     network = lipcert.trace(model, (3,))
     (site,) = network.sites[1:-1]
     assert site.slope.interval() == (-1.0, 1.0)
@@ -186,16 +215,25 @@ def test_the_larger_or_smaller_of_two_branches(name):
     into, past = network.push(0, torch.eye(3, dtype=torch.float64))
     torch.testing.assert_close(into.T, a - b)
     torch.testing.assert_close(past.T, (a + b) / 2)
-    torch.testing.assert_close(network.push(1, torch.eye(4, dtype=torch.float64))[1], sign * torch.eye(4).double() / 2)
+    torch.testing.assert_close(
+        network.push(1, torch.eye(4, dtype=torch.float64))[1],
+        sign * torch.eye(4).double() / 2,
+    )
     bound = lipcert.bound(model, (3,), target="network").value
-    steepest = torch.linalg.matrix_norm(torch.stack([jacobian_at(model, randn(3, seed=k)) for k in range(20)]), 2).max()
+    steepest = torch.linalg.matrix_norm(
+        torch.stack([jacobian_at(model, randn(3, seed=k)) for k in range(20)]), 2
+    ).max()
     assert steepest <= bound
 
 
-@pytest.mark.parametrize("function", [F.prelu, torch.prelu], ids=["F.prelu", "torch.prelu"])
+@pytest.mark.parametrize(
+    "function", [F.prelu, torch.prelu], ids=["F.prelu", "torch.prelu"]
+)
 def test_functional_prelu_reads_the_weight(function):
     weight = nn.Parameter(torch.tensor([0.5, -0.5, 0.25]))
-    slope = lipcert.trace(Op(lambda m, x: function(x, m.w), w=weight), (3,)).sites[1].slope
+    slope = (
+        lipcert.trace(Op(lambda m, x: function(x, m.w), w=weight), (3,)).sites[1].slope
+    )
     assert [end.item() for end in slope.interval()] == [-0.5, 1.0]
     weight.data[1] = 2.0
     assert [end.item() for end in slope.interval()] == [0.25, 2.0]
@@ -241,5 +279,8 @@ def test_nonlinearity_without_bounded_slopes_is_refused(name):
 
 
 def test_random_relu_is_fixed_in_eval_mode_only():
-    with pytest.raises(lipcert.errors.TrainingModeError, match=r"1 \(RReLU\) is in training mode, where it is random"):
+    with pytest.raises(
+        lipcert.errors.TrainingModeError,
+        match=r"1 \(RReLU\) is in training mode, where it is random",
+    ):
         lipcert.trace(nn.Sequential(nn.Linear(3, 3), nn.RReLU()), (3,))

@@ -16,7 +16,11 @@ PLACE = torch.linspace(-1, 1, SIZE) + 0.3
 def _own_rules(monkeypatch):
     """Rules registered in a test are gone after it."""
     monkeypatch.setattr(registry, "RULES", dict(registry.RULES))
-    monkeypatch.setattr(registry, "MODULE_RULES", {view: dict(own) for view, own in registry.MODULE_RULES.items()})
+    monkeypatch.setattr(
+        registry,
+        "MODULE_RULES",
+        {view: dict(own) for view, own in registry.MODULE_RULES.items()},
+    )
     lipcert.register_rule(Squareplus)(lambda call, x: lipcert.Slope(0.0, 1.0, ulps=8.0))
 
 
@@ -29,7 +33,9 @@ class Squareplus(nn.Module):
 
 def near(x):
     """Only not zero close to one place, where no trial looks."""
-    return torch.relu(1 - 9 * (x - PLACE).abs().amax(-1, keepdim=True)) * torch.cos(torch.arange(SIZE) * 1.0)
+    return torch.relu(1 - 9 * (x - PLACE).abs().amax(-1, keepdim=True)) * torch.cos(
+        torch.arange(SIZE) * 1.0
+    )
 
 
 def changed(module, args, out):
@@ -51,32 +57,52 @@ AROUND = {
     "after, with keywords": lambda act: act.register_forward_hook(
         lambda module, args, kwargs, out: out + near(args[0]), with_kwargs=True
     ),
-    "before": lambda act: act.register_forward_pre_hook(lambda module, args: args[0] + near(args[0])),
-    "before, with keywords": lambda act: act.register_forward_pre_hook(before, with_kwargs=True),
+    "before": lambda act: act.register_forward_pre_hook(
+        lambda module, args: args[0] + near(args[0])
+    ),
+    "before, with keywords": lambda act: act.register_forward_pre_hook(
+        before, with_kwargs=True
+    ),
     "to a keyword": lambda act: act.register_forward_pre_hook(
-        lambda module, args, kwargs: ((), {"x": args[0] + near(args[0])}), with_kwargs=True
+        lambda module, args, kwargs: ((), {"x": args[0] + near(args[0])}),
+        with_kwargs=True,
     ),
     "several": lambda act: [act.register_forward_hook(changed) for _ in range(3)],
-    "looks only": lambda act: act.register_forward_hook(lambda module, args, out: setattr(module, "last", out)),
+    "looks only": lambda act: act.register_forward_hook(
+        lambda module, args, out: setattr(module, "last", out)
+    ),
     "__call__": lambda act: setattr(act, "__class__", OwnCall),
-    "__call__ and hooks": lambda act: (setattr(act, "__class__", OwnCall), act.register_forward_hook(changed)),
+    "__call__ and hooks": lambda act: (
+        setattr(act, "__class__", OwnCall),
+        act.register_forward_hook(changed),
+    ),
     "nothing": lambda act: None,
 }
 GLOBAL = {
     "after, global": lambda: nn.modules.module.register_module_forward_hook(
-        lambda module, args, out: out + near(args[0]) if isinstance(module, Squareplus) else None
+        lambda module, args, out: (
+            out + near(args[0]) if isinstance(module, Squareplus) else None
+        )
     ),
     "after, for all modules": lambda: nn.modules.module.register_module_forward_hook(
-        lambda module, args, out: out + near(out) if out.shape[1:] == (SIZE,) else 2 * out
+        lambda module, args, out: (
+            out + near(out) if out.shape[1:] == (SIZE,) else 2 * out
+        )
     ),
-    "before, for all modules": lambda: nn.modules.module.register_module_forward_pre_hook(
-        lambda module, args: args[0] + near(args[0])
+    "before, for all modules": lambda: (
+        nn.modules.module.register_module_forward_pre_hook(
+            lambda module, args: args[0] + near(args[0])
+        )
     ),
 }
 MODELS = {
     "in a sequence": lambda act: nn.Sequential(act, nn.Linear(SIZE, 3)),
-    "twice": lambda act: Op(lambda m, x: m.l(m.act(m.act(x) * 0.5)), act=act, l=nn.Linear(SIZE, 3)),
-    "its forward": lambda act: Op(lambda m, x: m.l(m.act.forward(x)), act=act, l=nn.Linear(SIZE, 3)),
+    "twice": lambda act: Op(
+        lambda m, x: m.l(m.act(m.act(x) * 0.5)), act=act, l=nn.Linear(SIZE, 3)
+    ),
+    "its forward": lambda act: Op(
+        lambda m, x: m.l(m.act.forward(x)), act=act, l=nn.Linear(SIZE, 3)
+    ),
     "the model itself": lambda act: act,
 }
 
@@ -91,7 +117,9 @@ def check_same(model):
         expected = model(x)
     assert torch.equal(lipcert.trace(model, (SIZE,)).program.run(x), expected)
     assert torch.equal(certificates.prediction, expected.argmax(1))
-    assert torch.equal(lipcert.CertifiedClassifier(model, bound).forward(x)[0], expected)
+    assert torch.equal(
+        lipcert.CertifiedClassifier(model, bound).forward(x)[0], expected
+    )
 
 
 @pytest.mark.parametrize("shape", MODELS)
@@ -106,7 +134,9 @@ def test_what_is_around_a_module_with_a_rule_runs_once(around, shape):
 
 @pytest.mark.parametrize("around", GLOBAL)
 def test_global_hooks_run_once_around_the_modules_of_the_model(around):
-    model = nn.Sequential(Squareplus(), nn.Linear(SIZE, SIZE), nn.Sequential(Squareplus())).eval()
+    model = nn.Sequential(
+        Squareplus(), nn.Linear(SIZE, SIZE), nn.Sequential(Squareplus())
+    ).eval()
     handle = GLOBAL[around]()
     try:
         check_same(model)
@@ -128,7 +158,9 @@ def test_the_constants_of_hooks_count():
     plain = float(lipcert.bound(model, (SIZE,), target="network").value)
     act.register_forward_hook(lambda module, args, out: 2 * out)
     act.register_forward_pre_hook(lambda module, args: 3 * args[0])
-    assert float(lipcert.bound(model, (SIZE,), target="network").value) == pytest.approx(6 * plain, rel=1e-6)
+    assert float(
+        lipcert.bound(model, (SIZE,), target="network").value
+    ) == pytest.approx(6 * plain, rel=1e-6)
 
 
 def test_rules_see_the_module_without_what_is_around_it():
@@ -147,7 +179,9 @@ def test_rules_see_the_module_without_what_is_around_it():
 
     model = nn.Sequential(Scaled())
     model[0].register_forward_hook(lambda module, args, out: 5 * out)
-    handle = nn.modules.module.register_module_forward_hook(lambda module, args, out: 7 * out)
+    handle = nn.modules.module.register_module_forward_hook(
+        lambda module, args, out: 7 * out
+    )
     try:
         network = lipcert.trace(model, (SIZE,))
     finally:
@@ -156,7 +190,9 @@ def test_rules_see_the_module_without_what_is_around_it():
     torch.testing.assert_close(columns, 3.0 * 5 * 7 * 7 * torch.eye(SIZE))
     with torch.no_grad():
         model[0].factor.fill_(2.0)
-    torch.testing.assert_close(network.push(0, torch.eye(SIZE))[0], 2.0 * 5 * 7 * 7 * torch.eye(SIZE))
+    torch.testing.assert_close(
+        network.push(0, torch.eye(SIZE))[0], 2.0 * 5 * 7 * 7 * torch.eye(SIZE)
+    )
 
 
 def set_before(m, x):
@@ -185,7 +221,10 @@ def test_what_a_module_with_a_rule_may_read_is_not_set_while_the_model_runs(name
     act.register_forward_pre_hook(SET.get(name, lambda module, args: None))
     code = CODE.get(name, lambda m, x: m.l(m.act(x)))
     model = Op(code, act=act, l=nn.Linear(SIZE, 3)).eval()
-    with pytest.raises(lipcert.UnsupportedError, match=r"act \(Squareplus\): .* its attribute .* is set while"):
+    with pytest.raises(
+        lipcert.UnsupportedError,
+        match=r"act \(Squareplus\): .* its attribute .* is set while",
+    ):
         lipcert.bound(model, (SIZE,))
 
 
@@ -196,10 +235,17 @@ def test_weights_computed_by_hooks_and_by_parametrisations():
 
     lipcert.register_rule(Dense)(lambda call, x: call.linear())
     by_hook = nn.utils.weight_norm(Dense(SIZE, SIZE, bias=False))
-    with pytest.raises(lipcert.UnsupportedError, match=r"1 \(Dense\): it has a rule, but .*utils\.parametrize"):
-        lipcert.bound(nn.Sequential(Squareplus(), by_hook, nn.Linear(SIZE, 3)).eval(), (SIZE,))
+    with pytest.raises(
+        lipcert.UnsupportedError,
+        match=r"1 \(Dense\): it has a rule, but .*utils\.parametrize",
+    ):
+        lipcert.bound(
+            nn.Sequential(Squareplus(), by_hook, nn.Linear(SIZE, 3)).eval(), (SIZE,)
+        )
     computed = nn.utils.parametrizations.weight_norm(Dense(SIZE, SIZE, bias=False))
-    lipcert.bound(nn.Sequential(Squareplus(), computed, nn.Linear(SIZE, 3)).eval(), (SIZE,))
+    lipcert.bound(
+        nn.Sequential(Squareplus(), computed, nn.Linear(SIZE, 3)).eval(), (SIZE,)
+    )
 
 
 CALLS = {
@@ -217,5 +263,8 @@ def test_a_module_with_a_rule_is_called_with_one_tensor(name):
 
     lipcert.register_rule(Scaled)(lambda call, x: lipcert.Slope(0.0, 2.0, ulps=2.0))
     model = Op(CALLS[name], act=Scaled(), l=nn.Linear(SIZE, 3)).eval()
-    with pytest.raises(lipcert.UnsupportedError, match=r"act \(Scaled\): it has a rule, so it must be called with one"):
+    with pytest.raises(
+        lipcert.UnsupportedError,
+        match=r"act \(Scaled\): it has a rule, so it must be called with one",
+    ):
         lipcert.bound(model, (SIZE,))

@@ -39,7 +39,9 @@ def test_hooks_are_part_of_the_model(place):
     plain = lipcert.bound(model, (4,), target="network").value
     handle = HOOKED[place](model)
     check_linear(model, (4,))
-    factor = {"layer, before": 0.5, "model, before": 0.5, "keyword arguments": 3.0}.get(place, 2.0)
+    factor = {"layer, before": 0.5, "model, before": 0.5, "keyword arguments": 3.0}.get(
+        place, 2.0
+    )
     hooked = lipcert.bound(model.float(), (4,), target="network")
     torch.testing.assert_close(hooked.value, factor * plain, rtol=1e-5, atol=0.0)
     handle.remove()
@@ -49,7 +51,9 @@ def test_hooks_are_part_of_the_model(place):
 def test_global_hooks_are_part_of_the_model():
     model = nn.Sequential(nn.Linear(4, 3))
     handle = torch.nn.modules.module.register_module_forward_hook(
-        lambda module, inputs, output: 2 * output if isinstance(module, nn.Linear) else None
+        lambda module, inputs, output: (
+            2 * output if isinstance(module, nn.Linear) else None
+        )
     )
     try:
         (columns,) = lipcert.trace(model, (4,)).push(0, torch.eye(4))
@@ -61,7 +65,9 @@ def test_global_hooks_are_part_of_the_model():
 def test_hooks_that_only_look_change_nothing():
     seen = []
     model = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
-    model[0].register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
+    model[0].register_forward_hook(
+        lambda module, inputs, output: seen.append(output.shape)
+    )
     assert lipcert.trace(model, (4,)).depth == 1
     assert seen
 
@@ -124,7 +130,11 @@ def test_in_place_operations_are_linear_maps_like_others(name):
 
 def test_in_place_activation_of_a_value_used_elsewhere():
     """y + relu_(y) is 2·relu(y): what reads y reads what has been written."""
-    model = Op(lambda m, x: (y := m.first(x)) + m.relu(y), first=nn.Linear(4, 4), relu=nn.ReLU(True))
+    model = Op(
+        lambda m, x: (y := m.first(x)) + m.relu(y),
+        first=nn.Linear(4, 4),
+        relu=nn.ReLU(True),
+    )
     network = lipcert.trace(model, (4,))
     assert network.depth == 1
     into, past = network.push(0, torch.eye(4))
@@ -134,7 +144,9 @@ def test_in_place_activation_of_a_value_used_elsewhere():
 
 
 def test_in_place_operation_on_the_input():
-    (columns,) = lipcert.trace(Op(lambda m, x: x.mul_(2) + x), (4,)).push(0, torch.eye(4))
+    (columns,) = lipcert.trace(Op(lambda m, x: x.mul_(2) + x), (4,)).push(
+        0, torch.eye(4)
+    )
     assert torch.equal(columns, 4 * torch.eye(4))
     x = torch.full((1, 4), -1.0)
     model = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 3)).eval()
@@ -144,7 +156,9 @@ def test_in_place_operation_on_the_input():
 
 
 def test_the_branch_of_the_present_mode_is_captured():
-    model = Op(lambda m, x: 3 * x if m.training else 5 * x, w=nn.Parameter(torch.ones(1)))
+    model = Op(
+        lambda m, x: 3 * x if m.training else 5 * x, w=nn.Parameter(torch.ones(1))
+    )
     for mode, factor in [(True, 3.0), (False, 5.0)]:
         (columns,) = lipcert.trace(model.train(mode), (2,)).push(0, torch.eye(2))
         assert torch.equal(columns, factor * torch.eye(2))
@@ -155,14 +169,21 @@ def test_the_branch_of_the_present_mode_is_captured():
 def test_shared_layers_are_used_twice():
     layer = nn.Linear(4, 4)
     model = gaussian(nn.Sequential(layer, nn.ReLU(), layer))
-    network = loop_transform(lipcert.trace(model, (4,)), liplt_lines(lipcert.trace(model, (4,))))
+    network = loop_transform(
+        lipcert.trace(model, (4,)), liplt_lines(lipcert.trace(model, (4,)))
+    )
     weight = layer.weight.detach()
-    torch.testing.assert_close(network.push(0, eye((4,)))[1].detach().T, weight @ weight / 2)
+    torch.testing.assert_close(
+        network.push(0, eye((4,)))[1].detach().T, weight @ weight / 2
+    )
 
 
 def test_checkpoints_and_nested_functions_are_followed():
     inner = dense_chain(4, 5, 3)
-    model = Op(lambda m, x: torch.utils.checkpoint.checkpoint(m.inner, x, use_reentrant=False), inner=inner)
+    model = Op(
+        lambda m, x: torch.utils.checkpoint.checkpoint(m.inner, x, use_reentrant=False),
+        inner=inner,
+    )
     assert lipcert.trace(model, (4,)).depth == 1
 
 
@@ -171,7 +192,9 @@ def test_no_grad_inside_forward_does_not_hide_an_operation():
     def tripled(x):
         return 3 * x
 
-    (columns,) = lipcert.trace(Op(lambda m, x: tripled(x) + x.detach()), (2,)).push(0, torch.eye(2))
+    (columns,) = lipcert.trace(Op(lambda m, x: tripled(x) + x.detach()), (2,)).push(
+        0, torch.eye(2)
+    )
     assert torch.equal(columns, 4 * torch.eye(2))
 
 
@@ -180,14 +203,19 @@ DIFFERENT = {
     "for one row": lambda m, x: x.squeeze(),
     "when exported": lambda m, x: x if torch.compiler.is_exporting() else 2 * x,
     "when compiled": lambda m, x: x if torch.compiler.is_compiling() else 2 * x,
-    "far away": lambda m, x: x if torch.compiler.is_compiling() else torch.where(x > 1000, 2 * x, x),
+    "far away": lambda m, x: (
+        x if torch.compiler.is_compiling() else torch.where(x > 1000, 2 * x, x)
+    ),
     "by chance": lambda m, x: x if torch.compiler.is_compiling() else x * torch.rand(1),
 }
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_models_that_compute_something_else_when_they_are_called(name):
-    with pytest.raises(UnsupportedError, match=r"what torch.export captures is not what the model returns"):
+    with pytest.raises(
+        UnsupportedError,
+        match=r"what torch.export captures is not what the model returns",
+    ):
         lipcert.trace(Op(DIFFERENT[name]), (4,))
 
 
@@ -213,7 +241,11 @@ def test_the_captured_map_is_that_of_the_model_for_a_mixture_of_everything():
             left *= 2
             y = torch.stack([left, right[:, self.order]], 1)
             y[:, 0, 1:] = y[:, 1, :2]
-            return torch.einsum("bij,ij->bj", y, torch.ones(2, 3, dtype=x.dtype)).unflatten(1, (3, 1)).squeeze(2)
+            return (
+                torch.einsum("bij,ij->bj", y, torch.ones(2, 3, dtype=x.dtype))
+                .unflatten(1, (3, 1))
+                .squeeze(2)
+            )
 
     model = Mixture().double()
     check_linear(model, (4,))
@@ -246,7 +278,9 @@ def test_a_split_of_the_rows_is_refused():
 
 def test_a_constant_shape_that_reads_the_rows_twice_is_refused():
     with pytest.raises(UnsupportedError, match="depends on the number of rows"):
-        lipcert.trace(Op(lambda m, x: x + torch.ones(x.shape[0], x.shape[0]).sum()), (3,))
+        lipcert.trace(
+            Op(lambda m, x: x + torch.ones(x.shape[0], x.shape[0]).sum()), (3,)
+        )
 
 
 class Kept(nn.Module):
@@ -257,7 +291,9 @@ class Kept(nn.Module):
         self.layer, self.memory, self.inside = nn.Linear(6, 3), [memory], {"deep": [{}]}
 
     def forward(self, x):
-        memory = self.memory[0] if self.memory[0] is not None else self.inside["deep"][0]
+        memory = (
+            self.memory[0] if self.memory[0] is not None else self.inside["deep"][0]
+        )
         if "weight" not in memory:
             memory["weight"] = self.layer.weight.detach() * 3
         return nn.functional.linear(x, memory["weight"])
@@ -274,7 +310,9 @@ def test_a_weight_that_is_kept_at_the_first_call(memory):
     assert not memory
     assert type(model(torch.zeros(1, 6))) is torch.Tensor
     weight = (memory or model.inside["deep"][0])["weight"]
-    assert float(lipcert.bound(model, (6,), target="network").value) == pytest.approx(expected, rel=1e-6)
+    assert float(lipcert.bound(model, (6,), target="network").value) == pytest.approx(
+        expected, rel=1e-6
+    )
     assert (memory or model.inside["deep"][0])["weight"] is weight
 
 

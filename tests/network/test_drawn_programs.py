@@ -20,7 +20,9 @@ FULL = os.environ.get("LIPCERT_FULL") == "1"  # 1,000 programs
 def steepest(run, count, seed):
     """The largest norm of Jacobians at random points of several scales."""
     generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(count, WIDTH, generator=generator) * 10.0 ** torch.randint(-1, 2, (count, 1), generator=generator)
+    x = torch.randn(count, WIDTH, generator=generator) * 10.0 ** torch.randint(
+        -1, 2, (count, 1), generator=generator
+    )
     rows = []
     for k in range(3):
         x = x.detach().requires_grad_()

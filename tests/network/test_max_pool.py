@@ -35,9 +35,17 @@ EXACT = {
         2,
     ),
     "function": (Op(lambda m, x: F.max_pool2d(x, 3, stride=1)), (1, 5, 5), 9),
-    "function, stride from the kernel": (Op(lambda m, x: F.max_pool2d(x, (2, 2))), (1, 4, 4), 1),
+    "function, stride from the kernel": (
+        Op(lambda m, x: F.max_pool2d(x, (2, 2))),
+        (1, 4, 4),
+        1,
+    ),
     "1d function": (Op(lambda m, x: F.max_pool1d(x, 3, 1, 1)), (1, 5), 3),
-    "3d function": (Op(lambda m, x: F.max_pool3d(x, kernel_size=2, stride=1)), (1, 3, 3, 3), 8),
+    "3d function": (
+        Op(lambda m, x: F.max_pool3d(x, kernel_size=2, stride=1)),
+        (1, 3, 3, 3),
+        8,
+    ),
     "adaptive function": (Op(lambda m, x: F.adaptive_max_pool1d(x, 3)), (1, 6), 1),
 }
 
@@ -49,7 +57,9 @@ def test_constant_is_the_root_of_the_overlap_and_a_single_peak_attains_it(name):
     assert slope.lipschitz() == pytest.approx(sqrt(overlap), rel=1e-15)
     assert slope.lipschitz() >= sqrt(overlap)
     assert slope.sector() == (0.0, slope.lipschitz())
-    peaks = torch.eye(torch.Size(shape).numel(), dtype=torch.float64).reshape(-1, *shape)
+    peaks = torch.eye(torch.Size(shape).numel(), dtype=torch.float64).reshape(
+        -1, *shape
+    )
     gains = (module(peaks) - module(0 * peaks)).flatten(1)
     assert gains.norm(dim=1).max().item() == pytest.approx(sqrt(overlap))
 
@@ -59,14 +69,19 @@ def test_sampled_slopes_never_exceed_the_constant(data, dims):
     pool = {1: nn.MaxPool1d, 2: nn.MaxPool2d}[dims]
     size = data.draw(st.tuples(*[st.integers(2, 7)] * dims))
     kernel, stride = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
-    dilation, padding = data.draw(st.integers(1, 2)), data.draw(st.integers(0, kernel // 2))
+    dilation, padding = (
+        data.draw(st.integers(1, 2)),
+        data.draw(st.integers(0, kernel // 2)),
+    )
     assume(all(n + 2 * padding >= dilation * (kernel - 1) + 1 for n in size))
     module = pool(kernel, stride, padding, dilation, ceil_mode=data.draw(st.booleans()))
     slope = lipcert.trace(module, (1, *size)).sites[1].slope
     x = randn(200, 1, *size)
     y = x + torch.cat([0.1 * randn(100, 1, *size, seed=1), _sparse(100, size)])
     change, gain = (x - y).flatten(1), (module(x) - module(y)).flatten(1)
-    assert (gain.norm(dim=1) / change.norm(dim=1)).max() <= slope.lipschitz() * (1 + 1e-12)
+    assert (gain.norm(dim=1) / change.norm(dim=1)).max() <= slope.lipschitz() * (
+        1 + 1e-12
+    )
 
 
 def _sparse(rows: int, size: tuple[int, ...]) -> torch.Tensor:
@@ -76,10 +91,17 @@ def _sparse(rows: int, size: tuple[int, ...]) -> torch.Tensor:
     return changes.reshape(rows, 1, *size)
 
 
-@pytest.mark.parametrize("pool", [nn.MaxPool1d(2, return_indices=True), nn.AdaptiveMaxPool1d(2, return_indices=True)])
+@pytest.mark.parametrize(
+    "pool",
+    [
+        nn.MaxPool1d(2, return_indices=True),
+        nn.AdaptiveMaxPool1d(2, return_indices=True),
+    ],
+)
 def test_indices_are_refused(pool):
     model = Op(lambda m, x: x + m.pool(x)[1].float().mean(2, keepdim=True), pool=pool)
     with pytest.raises(
-        lipcert.UnsupportedError, match=r"pool \(.*Pool1d\): the positions of entries are not continuous"
+        lipcert.UnsupportedError,
+        match=r"pool \(.*Pool1d\): the positions of entries are not continuous",
     ):
         lipcert.trace(model, (1, 4))

@@ -15,7 +15,9 @@ from models import Op, RandomDag, dense_chain, gaussian, named_models
 MODELS = named_models()
 PLANS = st.lists(
     st.tuples(
-        st.sampled_from(["linear", "cat", "add", "relu", "relu", "gelu", "tanh", "leaky"]),
+        st.sampled_from(
+            ["linear", "cat", "add", "relu", "relu", "gelu", "tanh", "leaky"]
+        ),
         st.integers(0, 9),
         st.integers(0, 9),
     ),
@@ -32,7 +34,10 @@ def check_maps(model, shape):
     network = lipcert.trace(model, shape)
     lines = liplt_lines(network)
     dense = dense_maps(model, shape)
-    radii = [1.0, *(float(s().detach() if callable(s) else s) for _, s in lines.values())]
+    radii = [
+        1.0,
+        *(float(s().detach() if callable(s) else s) for _, s in lines.values()),
+    ]
     assert radii == pytest.approx(dense.radii)
     maps = {(j, i): radii[i] * matrix for (j, i), matrix in dense.maps.items()}
     network = loop_transform(network, lines)
@@ -43,7 +48,11 @@ def check_maps(model, shape):
             pushed = network.push(i, eye(start))
         for j in range(i + 1, network.depth + 2):
             columns = pushed[j - 1]
-            found = torch.zeros_like(maps[j, i]) if columns is None else columns.flatten(1).T
+            found = (
+                torch.zeros_like(maps[j, i])
+                if columns is None
+                else columns.flatten(1).T
+            )
             torch.testing.assert_close(found, maps[j, i], rtol=1e-9, atol=1e-9)
     for j in range(1, network.depth + 2):
         end = network.nodes[network.sites[j].source].shape
@@ -59,9 +68,14 @@ def check_sweep(network, maps):
     sweep = Sweep(network, network.depth + 1)
     joined = {pair for pair, matrix in maps.items() if matrix.count_nonzero()}
     assert joined <= set(sweep.pairs)
-    start_shapes = {i: network.nodes[network.sites[i].output].shape for i in sweep.starts}
+    start_shapes = {
+        i: network.nodes[network.sites[i].output].shape for i in sweep.starts
+    }
     end_shapes = {j: network.nodes[network.sites[j].source].shape for j in sweep.ends}
-    x = {i: randn(len(rows), *start_shapes[i], seed=i) for i, rows in sweep.starts.items()}
+    x = {
+        i: randn(len(rows), *start_shapes[i], seed=i)
+        for i, rows in sweep.starts.items()
+    }
     y = {j: randn(len(rows), *end_shapes[j], seed=j) for j, rows in sweep.ends.items()}
     with torch.no_grad():
         forward, adjoint = sweep.forward(x), sweep.adjoint(y)
@@ -70,8 +84,12 @@ def check_sweep(network, maps):
         start, end = sweep.starts[i].index(pair), sweep.ends[j].index(pair)
         image = maps[pair] @ x[i][start].flatten()
         preimage = maps[pair].T @ y[j][end].flatten()
-        torch.testing.assert_close(forward[j][end].flatten(), image, rtol=1e-9, atol=1e-9)
-        torch.testing.assert_close(adjoint[i][start].flatten(), preimage, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(
+            forward[j][end].flatten(), image, rtol=1e-9, atol=1e-9
+        )
+        torch.testing.assert_close(
+            adjoint[i][start].flatten(), preimage, rtol=1e-9, atol=1e-9
+        )
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -123,7 +141,11 @@ def test_without_loop_transformation_sites_have_their_lipschitz_constants():
     lines = naive_lines(network)
     assert list(lines.values()) == [(0.0, network.sites[1].slope.beta)] * 2
     moved = loop_transform(network, lines)
-    assert [j for j, columns in enumerate(moved.push(0, eye((4,))), start=1) if columns is not None] == [1]
+    assert [
+        j
+        for j, columns in enumerate(moved.push(0, eye((4,))), start=1)
+        if columns is not None
+    ] == [1]
 
 
 def test_an_activation_reached_twice_counts_once():
@@ -143,5 +165,11 @@ def test_the_representation_is_a_summary():
     assert shown.startswith("Network((4,) → (3,), 30 nonlinearities: ")
     assert shown.endswith(" and 26 more)")
     assert len(shown) < 120
-    assert repr(lipcert.trace(dense_chain(4, 3), (4,))) == "Network((4,) → (3,), 0 nonlinearities)"
-    assert repr(lipcert.trace(dense_chain(4, 5, 3), (4,))) == "Network((4,) → (3,), 1 nonlinearity: 1)"
+    assert (
+        repr(lipcert.trace(dense_chain(4, 3), (4,)))
+        == "Network((4,) → (3,), 0 nonlinearities)"
+    )
+    assert (
+        repr(lipcert.trace(dense_chain(4, 5, 3), (4,)))
+        == "Network((4,) → (3,), 1 nonlinearity: 1)"
+    )

@@ -30,7 +30,12 @@ def exact(tangent: Tangent, x: np.ndarray) -> np.ndarray:
         return powers / powers.sum(1, keepdims=True)
     shifted = x - x.mean(1, keepdims=True)
     weight = WEIGHT.numpy().astype(np.longdouble)
-    return shifted / np.sqrt((shifted**2).mean(1, keepdims=True) + np.longdouble(1e-5)) * weight + weight
+    return (
+        shifted
+        / np.sqrt((shifted**2).mean(1, keepdims=True) + np.longdouble(1e-5))
+        * weight
+        + weight
+    )
 
 
 def exact_pulled(tangent: Tangent, x: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -41,15 +46,32 @@ def exact_pulled(tangent: Tangent, x: np.ndarray, rows: np.ndarray) -> np.ndarra
     shifted = x - x.mean(1, keepdims=True)
     scale = 1 / np.sqrt((shifted**2).mean(1, keepdims=True) + np.longdouble(1e-5))
     unit = shifted * scale
-    return scale * (q - q.mean(1, keepdims=True) - unit * (q * unit).mean(1, keepdims=True))
+    return scale * (
+        q - q.mean(1, keepdims=True) - unit * (q * unit).mean(1, keepdims=True)
+    )
 
 
 def centres(spread: float, mean: float, dtype: torch.dtype) -> Tensor:
     generator = torch.Generator().manual_seed(0)
-    return (spread * torch.randn(200, WIDTH, generator=generator, dtype=torch.float64) + mean).to(dtype).double()
+    return (
+        (
+            spread * torch.randn(200, WIDTH, generator=generator, dtype=torch.float64)
+            + mean
+        )
+        .to(dtype)
+        .double()
+    )
 
 
-PLACES = [(1.0, 0.0), (1e-3, 0.0), (30.0, 0.0), (1.0, 1e3), (1.0, 1e6), (1e-2, 1e5), (1.0, 1e9)]
+PLACES = [
+    (1.0, 0.0),
+    (1e-3, 0.0),
+    (30.0, 0.0),
+    (1.0, 1e3),
+    (1.0, 1e6),
+    (1e-2, 1e5),
+    (1.0, 1e9),
+]
 
 
 @pytest.mark.parametrize(("spread", "mean"), PLACES)
@@ -59,8 +81,16 @@ def test_rows_are_pulled_back_within_their_allowance(name, spread, mean):
     tangent, centre = TANGENTS[name], centres(spread, mean, torch.float64)
     rows = torch.randn(200, 1, WIDTH, dtype=torch.float64)
     reach = torch.rand_like(centre)
-    computed = tangent.adjoint(lambda x: function_of(tangent, x), centre, rows)[:, 0].numpy().astype(np.longdouble)
-    truth = exact_pulled(tangent, centre.numpy().astype(np.longdouble), rows[:, 0].numpy().astype(np.longdouble))
+    computed = (
+        tangent.adjoint(lambda x: function_of(tangent, x), centre, rows)[:, 0]
+        .numpy()
+        .astype(np.longdouble)
+    )
+    truth = exact_pulled(
+        tangent,
+        centre.numpy().astype(np.longdouble),
+        rows[:, 0].numpy().astype(np.longdouble),
+    )
     made = torch.from_numpy(np.abs(computed - truth).astype(np.float64))
     allowed = (rows[:, 0].abs() * tangent.pulling_error(centre, reach)).sum(1)
     assert ((made * reach).sum(1) <= allowed).all()
@@ -71,8 +101,12 @@ def test_rows_are_pulled_back_within_their_allowance(name, spread, mean):
 @pytest.mark.parametrize("name", TANGENTS)
 def test_executed_operators_are_off_by_less_than_their_error(name, spread, mean, dtype):
     tangent, centre = TANGENTS[name], centres(spread, mean, dtype)
-    computed = function_of(tangent, centre.to(dtype)).double().numpy().astype(np.longdouble)
-    made = np.abs(computed - exact(tangent, centre.numpy().astype(np.longdouble))).astype(np.float64)
+    computed = (
+        function_of(tangent, centre.to(dtype)).double().numpy().astype(np.longdouble)
+    )
+    made = np.abs(
+        computed - exact(tangent, centre.numpy().astype(np.longdouble))
+    ).astype(np.float64)
     allowed = tangent.error(centre, torch.zeros_like(centre), dtype)
     assert (torch.from_numpy(made) <= allowed).all()
     if mean == 0.0:
@@ -95,7 +129,10 @@ def test_remainders_hold_in_the_box(name, spread, mean, size):
         for i in range(WIDTH):
             row = np.zeros_like(origin)
             row[:, i] = 1.0
-            linear = (exact_pulled(tangent, centre.numpy().astype(np.longdouble), row) * zeta.numpy()).sum(1)
+            linear = (
+                exact_pulled(tangent, centre.numpy().astype(np.longdouble), row)
+                * zeta.numpy()
+            ).sum(1)
             rest = torch.from_numpy(np.abs(change[:, i] - linear).astype(np.float64))
             size_of = torch.from_numpy(np.abs(linear).astype(np.float64))
             assert (rest <= remainder[:, i] + 1e-18 * (1 + mean + spread))[inside].all()
@@ -113,4 +150,7 @@ def test_moments_of_many_numbers_are_off_by_less_than_their_bounds():
         unit = 2.0**-24 * largest
         assert ((means[:, 0].double() - low).abs() <= mean * unit).all()
         sigma = 1 / scales[:, 0].double()
-        assert ((sigma - high).abs() <= spread * unit + (count + 16) * 2.0**-24 * high + 1e-9).all()
+        assert (
+            (sigma - high).abs()
+            <= spread * unit + (count + 16) * 2.0**-24 * high + 1e-9
+        ).all()

@@ -35,7 +35,9 @@ def dense(network):
         shape = network.nodes[network.sites[j].source].shape
         for i, rows in enumerate(network.pull(j, eye(shape))):
             if rows is not None and i < j:
-                torch.testing.assert_close(rows.reshape(len(rows), -1), maps[j, i], rtol=1e-12, atol=1e-12)
+                torch.testing.assert_close(
+                    rows.reshape(len(rows), -1), maps[j, i], rtol=1e-12, atol=1e-12
+                )
     assert sorted(maps) == Sweep(network, last).pairs
     return maps
 
@@ -50,9 +52,15 @@ def by_hand(weights, centres, radii):
     """B_ji of W_2 φ(W_1 φ(W_0 x)) with φ_i = C_i z + S_i ψ_i: layers with C between them, and S at the end."""
     maps = {}
     for i in range(3):
-        matrix = torch.eye(weights[i].shape[1], dtype=torch.float64) * (radii[i - 1] if i else 1.0)
+        matrix = torch.eye(weights[i].shape[1], dtype=torch.float64) * (
+            radii[i - 1] if i else 1.0
+        )
         for j in range(i + 1, 4):
-            matrix = weights[j - 1] @ (torch.as_tensor(centres[j - 2]).reshape(-1, 1) * matrix if j > i + 1 else matrix)
+            matrix = weights[j - 1] @ (
+                torch.as_tensor(centres[j - 2]).reshape(-1, 1) * matrix
+                if j > i + 1
+                else matrix
+            )
             maps[j, i] = matrix
     return maps
 
@@ -60,8 +68,12 @@ def by_hand(weights, centres, radii):
 def constant(network):
     """LipLT: the recursion over the norms of all maps."""
     maps = dense(network)
-    norms = torch.stack([torch.linalg.matrix_norm(matrix, 2) for matrix in maps.values()])
-    return prefix_constants(norm_matrix(list(maps), norms, network.depth + 2))[-1].item()
+    norms = torch.stack(
+        [torch.linalg.matrix_norm(matrix, 2) for matrix in maps.values()]
+    )
+    return prefix_constants(norm_matrix(list(maps), norms, network.depth + 2))[
+        -1
+    ].item()
 
 
 def reading(value):
@@ -89,22 +101,35 @@ def test_a_line_for_every_neuron(seed):
     maps, (w0, w1, w2) = dense(transformed), weights
     check(maps, by_hand(weights, centres, radii))
     torch.testing.assert_close(maps[2, 0], w1 @ torch.diag(centres[0]) @ w0)
-    torch.testing.assert_close(maps[3, 1], w2 @ torch.diag(centres[1]) @ w1 @ torch.diag(radii[0]))
-    assert torch.linalg.matrix_norm(jacobians(model, (3,), 12), 2).max() <= constant(transformed) * (1 + 1e-12)
+    torch.testing.assert_close(
+        maps[3, 1], w2 @ torch.diag(centres[1]) @ w1 @ torch.diag(radii[0])
+    )
+    assert torch.linalg.matrix_norm(jacobians(model, (3,), 12), 2).max() <= constant(
+        transformed
+    ) * (1 + 1e-12)
 
 
 def test_only_some_sites():
     """The others keep their slopes and let nothing through."""
     _, (w0, w1, w2), network = chain()
     transformed = loop_transform(network, {2: (0.5, 0.5)})
-    check(dense(transformed), {(1, 0): w0, (2, 1): w1, (3, 1): w2 @ w1 / 2, (3, 2): w2 / 2})
-    assert [site.slope.interval() for site in transformed.sites[1:-1]] == [(0.0, 1.0), (-1.0, 1.0)]
+    check(
+        dense(transformed),
+        {(1, 0): w0, (2, 1): w1, (3, 1): w2 @ w1 / 2, (3, 2): w2 / 2},
+    )
+    assert [site.slope.interval() for site in transformed.sites[1:-1]] == [
+        (0.0, 1.0),
+        (-1.0, 1.0),
+    ]
     check(dense(loop_transform(network, {})), dense(network))
 
 
 def test_lines_are_read_when_they_are_used():
     _, (w0, w1, _), network = chain()
-    centre, radius = torch.full((4,), 0.5, dtype=torch.float64), torch.ones(4, dtype=torch.float64)
+    centre, radius = (
+        torch.full((4,), 0.5, dtype=torch.float64),
+        torch.ones(4, dtype=torch.float64),
+    )
     transformed = loop_transform(network, {1: (reading(centre), reading(radius))})
     centre.mul_(3)
     radius.mul_(2)
@@ -123,13 +148,23 @@ def test_naive_lines_leave_no_path_and_give_the_product_bound(name):
         found = dense(transformed)
         assert found.keys() == dense(network).keys()
     check(found, {pair: expected[pair].detach() for pair in found})
-    assert all(matrix.count_nonzero() == 0 for pair, matrix in expected.items() if pair not in found)
+    assert all(
+        matrix.count_nonzero() == 0
+        for pair, matrix in expected.items()
+        if pair not in found
+    )
 
 
 def test_the_product_bound():
     _, weights, network = chain()
-    product = torch.stack([torch.linalg.matrix_norm(weight, 2) for weight in weights]).prod().item()
-    assert constant(loop_transform(network, naive_lines(network))) == pytest.approx(product, rel=1e-12)
+    product = (
+        torch.stack([torch.linalg.matrix_norm(weight, 2) for weight in weights])
+        .prod()
+        .item()
+    )
+    assert constant(loop_transform(network, naive_lines(network))) == pytest.approx(
+        product, rel=1e-12
+    )
     assert constant(loop_transform(network, liplt_lines(network))) < product
 
 
@@ -143,7 +178,9 @@ def test_lines_cover_the_slopes(name, up):
     assert list(lines) == list(range(1, network.depth + 1))
     for site, line in lines.items():
         alpha, beta = (float(end) for end in network.sites[site].slope.interval())
-        centre, radius = (value if isinstance(value, float) else value().item() for value in line)
+        centre, radius = (
+            value if isinstance(value, float) else value().item() for value in line
+        )
         slack = 0.0 if up else 1e-15
         assert centre - radius <= alpha + slack
         assert beta <= centre + radius + slack
@@ -158,7 +195,11 @@ def test_transformed_maps_are_those_of_the_dense_reference(name):
     with torch.no_grad():
         found = dense(loop_transform(network, liplt_lines(network)))
     check(found, {pair: expected[pair].detach() for pair in found})
-    assert all(matrix.count_nonzero() == 0 for pair, matrix in expected.items() if pair not in found)
+    assert all(
+        matrix.count_nonzero() == 0
+        for pair, matrix in expected.items()
+        if pair not in found
+    )
 
 
 @pytest.mark.parametrize("before", [False, True])
@@ -172,25 +213,44 @@ def test_other_coordinates(before):
         rescaled = loop_transform(rescale(network, readers), lines)
     else:
         rescaled = rescale(loop_transform(network, lines), readers)
-    d = [torch.ones(3, dtype=torch.float64), *diagonals.values(), torch.ones(2, dtype=torch.float64)]
+    d = [
+        torch.ones(3, dtype=torch.float64),
+        *diagonals.values(),
+        torch.ones(2, dtype=torch.float64),
+    ]
     plain = by_hand(weights, [0.5, 0.5], [0.5, 0.5])
-    check(dense(rescaled), {(j, i): matrix * d[i] / d[j][:, None] for (j, i), matrix in plain.items()})
+    check(
+        dense(rescaled),
+        {(j, i): matrix * d[i] / d[j][:, None] for (j, i), matrix in plain.items()},
+    )
 
 
 def test_other_coordinates_of_some_sites_only():
     _, (w0, w1, w2), network = chain()
     d = randn(5, seed=6).exp()
-    check(dense(rescale(network, {2: reading(d)})), {(1, 0): w0, (2, 1): w1 / d[:, None], (3, 2): w2 * d})
+    check(
+        dense(rescale(network, {2: reading(d)})),
+        {(1, 0): w0, (2, 1): w1 / d[:, None], (3, 2): w2 * d},
+    )
 
 
 def test_names_shapes_and_values_are_kept():
     model, _, network = chain()
-    for rewritten in (loop_transform(network, liplt_lines(network)), rescale(network, {1: reading(torch.ones(4))})):
+    for rewritten in (
+        loop_transform(network, liplt_lines(network)),
+        rescale(network, {1: reading(torch.ones(4))}),
+    ):
         assert rewritten.site_names() == network.site_names()
-        assert (rewritten.input_shape, rewritten.output_shape, rewritten.depth) == ((3,), (2,), 2)
+        assert (rewritten.input_shape, rewritten.output_shape, rewritten.depth) == (
+            (3,),
+            (2,),
+            2,
+        )
         assert [rewritten.in_size(j) for j in (1, 2, 3)] == [4, 5, 2]
         for key, v in network.produced.items():
-            assert rewritten.nodes[rewritten.produced[key]].shape == network.nodes[v].shape
+            assert (
+                rewritten.nodes[rewritten.produced[key]].shape == network.nodes[v].shape
+            )
         for earlier, later in pairwise(rewritten.sites[1:-1]):
             assert earlier.source < earlier.output < later.output
     assert model(randn(1, 3)).shape == (1, 2)

@@ -51,7 +51,10 @@ ACTIVATIONS = {
     Op(lambda m, x: torch.cos(x)): (-1.0, 1.0),
     Op(lambda m, x: torch.atan(x)): (0.0, 1.0),
 }
-NAMES = [f"function {k}" if isinstance(module, Op) else str(module) for k, module in enumerate(ACTIVATIONS)]
+NAMES = [
+    f"function {k}" if isinstance(module, Op) else str(module)
+    for k, module in enumerate(ACTIVATIONS)
+]
 
 
 DOUBLE = nn.Linear(1, 1)  # has a type, which activations have not
@@ -63,9 +66,15 @@ def test_interval_contains_every_slope_and_is_attained(activation, expected):
     network = lipcert.trace(model, (1,))
     site = network.sites[1]
     assert site.slope.elementwise
-    assert len(network.nodes) == 3  # the input, the activation alone, and the dense layer
-    alpha, beta = (end.item() if isinstance(end, Tensor) else end for end in site.slope.interval())
-    assert (alpha, beta) == pytest.approx(expected, abs=5e-7)  # with room for numbers that torch has in float32
+    assert (
+        len(network.nodes) == 3
+    )  # the input, the activation alone, and the dense layer
+    alpha, beta = (
+        end.item() if isinstance(end, Tensor) else end for end in site.slope.interval()
+    )
+    assert (alpha, beta) == pytest.approx(
+        expected, abs=5e-7
+    )  # with room for numbers that torch has in float32
     step = 2.0**-11
     with torch.no_grad():
         values = activation(torch.arange(-200, 200, step, dtype=torch.float64)[:, None])
@@ -79,7 +88,11 @@ def test_interval_contains_every_slope_and_is_attained(activation, expected):
 def test_tanhshrink_is_a_difference_with_the_same_constant():
     """x − tanh(x) has slopes in [0, 1]; as x/2 − (tanh(x) − x/2) it is bounded by 1/2 + 1/2."""
     model = nn.Sequential(nn.Tanhshrink(), nn.Linear(1, 1)).double().eval()
-    assert [site.name for site in lipcert.trace(model, (1,)).sites] == ["input", "0", "output"]
+    assert [site.name for site in lipcert.trace(model, (1,)).sites] == [
+        "input",
+        "0",
+        "output",
+    ]
     bound = lipcert.bound(model, (1,), target="network")
     assert float(bound.value) == pytest.approx(abs(model[1].weight.item()), rel=1e-6)
 
@@ -88,7 +101,10 @@ def test_softplus_jumps_where_torch_switches_to_the_identity():
     """By log(1 + e^−threshold)/beta, which float32 rounds away at the default threshold of 20, and float64 does not."""
     model = nn.Sequential(nn.Linear(1, 1), nn.Softplus())
     assert lipcert.trace(model, (1,)).sites[1].slope.interval() == (0.0, 1.0)
-    with pytest.raises(UnsupportedError, match=r"1 \(Softplus\): threshold=20.0 makes a jump.*threshold=40"):
+    with pytest.raises(
+        UnsupportedError,
+        match=r"1 \(Softplus\): threshold=20.0 makes a jump.*threshold=40",
+    ):
         lipcert.trace(model.double(), (1,))
     x = torch.tensor([20.0, 20.0 + 1e-9], dtype=torch.float64)
     below, above = nn.functional.softplus(x)
@@ -96,7 +112,10 @@ def test_softplus_jumps_where_torch_switches_to_the_identity():
 
 
 def test_absolute_value():
-    assert lipcert.trace(Op(lambda m, x: x.abs()), (1,)).sites[1].slope.interval() == (-1.0, 1.0)
+    assert lipcert.trace(Op(lambda m, x: x.abs()), (1,)).sites[1].slope.interval() == (
+        -1.0,
+        1.0,
+    )
 
 
 def test_prelu_per_channel_has_the_hull_of_its_slopes_and_follows_the_weights():
@@ -172,10 +191,17 @@ def test_interval_is_proved_on_a_grid(name):
 
 @pytest.mark.parametrize("name", PROVED)
 def test_the_derivative_of_the_proof_is_that_of_the_activation(name):
-    activation = {"GELU": nn.GELU(), "GELU_TANH": nn.GELU("tanh"), "SILU": nn.SiLU(), "MISH": nn.Mish()}[name]
+    activation = {
+        "GELU": nn.GELU(),
+        "GELU_TANH": nn.GELU("tanh"),
+        "SILU": nn.SiLU(),
+        "MISH": nn.Mish(),
+    }[name]
     x = torch.linspace(-20, 20, 4001, dtype=torch.float64, requires_grad=True)
     (derivative,) = torch.autograd.grad(activation(x).sum(), x)
-    torch.testing.assert_close(PROVED[name][1].derivative(x), derivative, rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(
+        PROVED[name][1].derivative(x), derivative, rtol=1e-12, atol=1e-13
+    )
 
 
 def _supremum(function, curvature: float) -> float:
@@ -193,15 +219,30 @@ def _supremum(function, curvature: float) -> float:
     return function(fine).max().item() + curvature * step**2 / 8 + ROUNDING
 
 
-@pytest.mark.parametrize(("module", "low", "high"), [(nn.Softmax(1), 0.0, 0.5), (nn.Softmin(1), -0.5, 0.0)], ids=str)
-def test_softmax_has_a_symmetric_jacobian_with_eigenvalues_in_the_interval(module, low, high):
+@pytest.mark.parametrize(
+    ("module", "low", "high"),
+    [(nn.Softmax(1), 0.0, 0.5), (nn.Softmin(1), -0.5, 0.0)],
+    ids=str,
+)
+def test_softmax_has_a_symmetric_jacobian_with_eigenvalues_in_the_interval(
+    module, low, high
+):
     """Softmin is a change of sign and a softmax."""
     network = lipcert.trace(module, (4,))
     slope = network.sites[1].slope
     assert (slope.alpha, slope.beta, slope.elementwise) == (0.0, 0.5, False)
-    assert torch.equal(network.push(0, torch.eye(4))[0], (1 if high else -1) * torch.eye(4))
-    points = [3 * randn(4, seed=k) for k in range(50)] + [torch.tensor([0.0, 0.0, 99.0, 99.0], dtype=torch.float64)]
-    matrices = torch.stack([torch.autograd.functional.jacobian(lambda t: module(t[None])[0], x) for x in points])
+    assert torch.equal(
+        network.push(0, torch.eye(4))[0], (1 if high else -1) * torch.eye(4)
+    )
+    points = [3 * randn(4, seed=k) for k in range(50)] + [
+        torch.tensor([0.0, 0.0, 99.0, 99.0], dtype=torch.float64)
+    ]
+    matrices = torch.stack(
+        [
+            torch.autograd.functional.jacobian(lambda t: module(t[None])[0], x)
+            for x in points
+        ]
+    )
     torch.testing.assert_close(matrices, matrices.mT)
     eigenvalues = torch.linalg.eigvalsh(matrices)
     assert eigenvalues.min() >= low - 1e-12
@@ -222,5 +263,8 @@ def test_slopes_are_numbers_in_order():
     for alpha, beta in [(0.0, inf), (nan, 1.0), (-inf, 1.0)]:
         with pytest.raises(OptionError, match="expected a finite slope"):
             Slope(alpha, beta)
-    with pytest.raises(OptionError, match=r"the slopes are \[1.0, 0.0\], expected the smaller one first"):
+    with pytest.raises(
+        OptionError,
+        match=r"the slopes are \[1.0, 0.0\], expected the smaller one first",
+    ):
         Slope(1.0, 0.0)

@@ -32,14 +32,25 @@ class Stochastic(nn.Module):
 @pytest.mark.parametrize(
     ("model", "culprit"),
     [
-        (nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), r"1 \(BatchNorm\) is in training mode"),
-        (nn.Sequential(nn.Linear(3, 3), nn.Dropout()), r"1 \(dropout\) is in training mode"),
-        (Op(lambda m, x: F.dropout(x, training=m.training)), r"dropout \(dropout\) is in training mode"),
+        (
+            nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)),
+            r"1 \(BatchNorm\) is in training mode",
+        ),
+        (
+            nn.Sequential(nn.Linear(3, 3), nn.Dropout()),
+            r"1 \(dropout\) is in training mode",
+        ),
+        (
+            Op(lambda m, x: F.dropout(x, training=m.training)),
+            r"dropout \(dropout\) is in training mode",
+        ),
     ],
     ids=["BatchNorm", "Dropout", "F.dropout"],
 )
 def test_training_mode_is_refused_with_the_remedy(model, culprit):
-    with pytest.raises(TrainingModeError, match=culprit + r".*call model\.eval\(\) first"):
+    with pytest.raises(
+        TrainingModeError, match=culprit + r".*call model\.eval\(\) first"
+    ):
         lipcert.trace(model.train(), (3,))
     assert lipcert.trace(model.eval(), (3,)).depth == 0
 
@@ -60,7 +71,9 @@ def test_modes_statistics_and_gradients_stay_as_they_are():
     with pytest.raises(TrainingModeError):
         lipcert.trace(model, (3,))
     assert modes == {name: module.training for name, module in model.named_modules()}
-    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert all(
+        torch.equal(before[name], tensor) for name, tensor in model.state_dict().items()
+    )
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
 
 
@@ -77,7 +90,9 @@ def test_batch_norm_follows_its_running_statistics():
     model = nn.BatchNorm1d(2, eps=0.0, affine=False).double().eval()
     network = lipcert.trace(model, (2,))
     model.running_var.copy_(torch.tensor([4.0, 25.0]))
-    torch.testing.assert_close(matrix(network), torch.diag(torch.tensor([0.5, 0.2], dtype=torch.float64)))
+    torch.testing.assert_close(
+        matrix(network), torch.diag(torch.tensor([0.5, 0.2], dtype=torch.float64))
+    )
 
 
 @pytest.mark.parametrize(
@@ -111,10 +126,16 @@ def test_buffers_of_a_nested_module_are_read_live():
 
 
 def test_gradients_reach_parameters_used_by_functions():
-    model = Op(lambda m, x: F.linear(x, m.w * m.mask), w=nn.Parameter(randn(2, 3)), mask=torch.tensor([1.0, 0.0, 2.0]))
+    model = Op(
+        lambda m, x: F.linear(x, m.w * m.mask),
+        w=nn.Parameter(randn(2, 3)),
+        mask=torch.tensor([1.0, 0.0, 2.0]),
+    )
     network = lipcert.trace(model, (3,))
     network.push(0, eye((3,)))[0].sum().backward()
-    assert torch.equal(model.w.grad, torch.tensor([[1.0, 0.0, 2.0]] * 2, dtype=torch.float64))
+    assert torch.equal(
+        model.w.grad, torch.tensor([[1.0, 0.0, 2.0]] * 2, dtype=torch.float64)
+    )
 
 
 class Normalised(nn.Module):
@@ -126,7 +147,9 @@ class Normalised(nn.Module):
         self.dense = nn.Linear(3, 2)
 
     def forward(self, x):
-        self.seen = (x - torch.tensor([0.1, 0.2, 0.3])) / torch.tensor([self.std, 0.6, 0.7])
+        self.seen = (x - torch.tensor([0.1, 0.2, 0.3])) / torch.tensor(
+            [self.std, 0.6, 0.7]
+        )
         return self.dense(self.seen)
 
 
@@ -138,7 +161,9 @@ def test_constants_in_forward_leave_the_model_as_it_is_and_count_by_their_values
     assert vars(model) == before
     expected = model.dense.weight / torch.tensor([0.5, 0.6, 0.7])
     torch.testing.assert_close(matrix(lipcert.trace(model, (3,))), expected)
-    torch.fx.symbolic_trace(model)  # which sets attributes, so that the next constants have other names
+    torch.fx.symbolic_trace(
+        model
+    )  # which sets attributes, so that the next constants have other names
     assert "_tensor_constant0" in vars(model)
     model.seen = None
     bound.check_belongs(model)
@@ -149,19 +174,29 @@ def test_constants_in_forward_leave_the_model_as_it_is_and_count_by_their_values
 
 def test_random_constants_are_refused():
     model = Op(lambda m, x: m.dense(x) + torch.rand(10), dense=nn.Linear(3, 10)).eval()
-    with pytest.raises(UnsupportedError, match=r"rand \(rand\): its result depends on chance"):
+    with pytest.raises(
+        UnsupportedError, match=r"rand \(rand\): its result depends on chance"
+    ):
         lipcert.certify(model, torch.rand(2, 3))
 
 
-@pytest.mark.parametrize(("shape", "shown"), [(64, "64"), (torch.rand(1, 3), "a Tensor"), ((0, 3), r"\(0, 3\)")])
+@pytest.mark.parametrize(
+    ("shape", "shown"),
+    [(64, "64"), (torch.rand(1, 3), "a Tensor"), ((0, 3), r"\(0, 3\)")],
+)
 def test_what_an_input_shape_is(shape, shown):
     for function in (lipcert.trace, lipcert.bound, lipcert.Estimator):
-        with pytest.raises(ShapeError, match=rf"input_shape is {shown}, expected a tuple without the batch axis, such"):
+        with pytest.raises(
+            ShapeError,
+            match=rf"input_shape is {shown}, expected a tuple without the batch axis, such",
+        ):
             function(nn.Linear(3, 3), shape)
 
 
 def test_a_function_is_no_model():
-    with pytest.raises(OptionError, match=r"model is a function, expected a torch.nn.Module"):
+    with pytest.raises(
+        OptionError, match=r"model is a function, expected a torch.nn.Module"
+    ):
         lipcert.bound(F.relu, (3,))
 
 
@@ -173,7 +208,9 @@ def test_type_and_device_are_those_of_the_model():
 @pytest.mark.parametrize("shape", [(4,), (1, 3, 3), ()], ids=str)
 def test_wrong_input_shape(shape):
     model = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
-    with pytest.raises(ShapeError, match=r"does not accept inputs of shape .*without the batch axis"):
+    with pytest.raises(
+        ShapeError, match=r"does not accept inputs of shape .*without the batch axis"
+    ):
         lipcert.trace(model, (*shape, 5))
 
 

@@ -26,7 +26,9 @@ def test_every_unsupported_node_is_listed_by_qualified_name_type_and_remedy():
         def forward(self, x):
             return torch.exp(self.norm(x)).cumsum(1)
 
-    model = nn.Sequential(nn.Linear(4, 4), nn.Hardshrink(), nn.Sequential(Block(), nn.ReLU()), nn.GLU())
+    model = nn.Sequential(
+        nn.Linear(4, 4), nn.Hardshrink(), nn.Sequential(Block(), nn.ReLU()), nn.GLU()
+    )
     error = refusal(model)
     assert [(node.name, node.kind) for node in error.nodes] == [
         ("1", "Hardshrink"),
@@ -36,46 +38,128 @@ def test_every_unsupported_node_is_listed_by_qualified_name_type_and_remedy():
         ("3", "GLU"),
     ]
     assert "5 operations" in str(error)
-    assert error.nodes[1].remedy.endswith("lipcert.certify_local, which bounds it over a ball")
+    assert error.nodes[1].remedy.endswith(
+        "lipcert.certify_local, which bounds it over a ball"
+    )
     assert "@lipcert.register_rule" in error.nodes[0].remedy
 
 
 ONE = {
     "product of two inputs": (lambda m, x: x * x.relu(), "mul", "not Lipschitz"),
-    "bilinear": (lambda m, x: F.bilinear(x, x, m.square[None]), "bilinear", "not Lipschitz"),
-    "addcmul of two inputs": (lambda m, x: torch.addcmul(m.row, x, x), "addcmul", "not Lipschitz"),
-    "interpolation by the input": (lambda m, x: torch.lerp(x, m.row, x), "lerp", "its weight depends"),
-    "division by an input": (lambda m, x: 1 / (x.abs() + 1), "reciprocal", "its slope is not bounded"),
-    "constant over input": (lambda m, x: m.row / (x.abs() + 1), "div", "division by a constant"),
-    "quotient of inputs": (lambda m, x: x / (x.abs() + 2), "div", "divide by a constant"),
+    "bilinear": (
+        lambda m, x: F.bilinear(x, x, m.square[None]),
+        "bilinear",
+        "not Lipschitz",
+    ),
+    "addcmul of two inputs": (
+        lambda m, x: torch.addcmul(m.row, x, x),
+        "addcmul",
+        "not Lipschitz",
+    ),
+    "interpolation by the input": (
+        lambda m, x: torch.lerp(x, m.row, x),
+        "lerp",
+        "its weight depends",
+    ),
+    "division by an input": (
+        lambda m, x: 1 / (x.abs() + 1),
+        "reciprocal",
+        "its slope is not bounded",
+    ),
+    "constant over input": (
+        lambda m, x: m.row / (x.abs() + 1),
+        "div",
+        "division by a constant",
+    ),
+    "quotient of inputs": (
+        lambda m, x: x / (x.abs() + 2),
+        "div",
+        "divide by a constant",
+    ),
     "quotient with itself": (lambda m, x: x / x, "div", "not continuous at zero"),
-    "division with rounding": (lambda m, x: torch.div(x, 2, rounding_mode="floor"), "div", "without rounding"),
-    "matrix from the input": (lambda m, x: torch.matmul(x[:, None], x[:, :, None]), "matmul", "not Lipschitz"),
-    "einsum of two inputs": (lambda m, x: torch.einsum("bi,bi->b", x, x), "einsum", "not linear"),
-    "einsum without output": (lambda m, x: torch.einsum("bi,ij", x, m.square), "einsum", "'bi,oi->bo'"),
-    "bias from the input": (lambda m, x: F.linear(x, m.square, x), "linear", "add it afterwards"),
+    "division with rounding": (
+        lambda m, x: torch.div(x, 2, rounding_mode="floor"),
+        "div",
+        "without rounding",
+    ),
+    "matrix from the input": (
+        lambda m, x: torch.matmul(x[:, None], x[:, :, None]),
+        "matmul",
+        "not Lipschitz",
+    ),
+    "einsum of two inputs": (
+        lambda m, x: torch.einsum("bi,bi->b", x, x),
+        "einsum",
+        "not linear",
+    ),
+    "einsum without output": (
+        lambda m, x: torch.einsum("bi,ij", x, m.square),
+        "einsum",
+        "'bi,oi->bo'",
+    ),
+    "bias from the input": (
+        lambda m, x: F.linear(x, m.square, x),
+        "linear",
+        "add it afterwards",
+    ),
     "weight from the input": (
         lambda m, x: F.conv1d(m.row[None], x[:, None]).mT[0],
         "conv1d",
         "depends on the network's",
     ),
-    "addmm of the input": (lambda m, x: torch.addmm(x, x, m.square), "addmm", "add it afterwards"),
-    "addmm with a factor": (lambda m, x: torch.addmm(m.row, x, m.square, alpha=2), "addmm", "alpha must be 1"),
+    "addmm of the input": (
+        lambda m, x: torch.addmm(x, x, m.square),
+        "addmm",
+        "add it afterwards",
+    ),
+    "addmm with a factor": (
+        lambda m, x: torch.addmm(m.row, x, m.square, alpha=2),
+        "addmm",
+        "alpha must be 1",
+    ),
     "baddbmm": (
-        lambda m, x: torch.baddbmm(m.row[None], x[:, None], m.square.expand(x.shape[0], 4, 4)),
+        lambda m, x: torch.baddbmm(
+            m.row[None], x[:, None], m.square.expand(x.shape[0], 4, 4)
+        ),
         "baddbmm",
         "sum",
     ),
     "comparison": (lambda m, x: x * (x > 0), "gt", "register a rule"),
-    "entries that it picks itself": (lambda m, x: x.gather(1, x.argsort(1)), "argsort", "register a rule"),
+    "entries that it picks itself": (
+        lambda m, x: x.gather(1, x.argsort(1)),
+        "argsort",
+        "register a rule",
+    ),
     "positive entries": (lambda m, x: x[x > 0], "gt", "register a rule"),
     "entries by a mask": (lambda m, x: x[:, m.mask], "index", "use positions"),
-    "attention": (lambda m, x: F.scaled_dot_product_attention(x[:, None], m.row[None], m.row[None]), "", "Lipschitz"),
-    "bicubic": (lambda m, x: F.interpolate(x[:, None, None], scale_factor=2, mode="bicubic"), "upsample", "bicubic"),
-    "unset memory": (lambda m, x: torch.empty_like(x) + x, "empty_like", "use torch.zeros_like"),
+    "attention": (
+        lambda m, x: F.scaled_dot_product_attention(
+            x[:, None], m.row[None], m.row[None]
+        ),
+        "",
+        "Lipschitz",
+    ),
+    "bicubic": (
+        lambda m, x: F.interpolate(x[:, None, None], scale_factor=2, mode="bicubic"),
+        "upsample",
+        "bicubic",
+    ),
+    "unset memory": (
+        lambda m, x: torch.empty_like(x) + x,
+        "empty_like",
+        "use torch.zeros_like",
+    ),
     "another type": (lambda m, x: x.double().float(), "to", "use one type throughout"),
-    "numbers of entries": (lambda m, x: x.long().float(), "to", "use one type throughout"),
-    "negative divisor": (lambda m, x: F.avg_pool2d(x[:, None, None], 1, divisor_override=-1), "avg_pool2d", "negative"),
+    "numbers of entries": (
+        lambda m, x: x.long().float(),
+        "to",
+        "use one type throughout",
+    ),
+    "negative divisor": (
+        lambda m, x: F.avg_pool2d(x[:, None, None], 1, divisor_override=-1),
+        "avg_pool2d",
+        "negative",
+    ),
     "complex numbers": (lambda m, x: torch.fft.fft(x).abs(), "fft", "register a rule"),
 }
 
@@ -119,7 +203,9 @@ MIXING = {
     "moved twice": lambda m, x: x[:, None].movedim((0, 1), (1, 0)),
     "repeated": lambda m, x: x.repeat(2, 1),
     "padded": lambda m, x: F.pad(x, (0, 0, 1, -1)),
-    "sum of rows by einsum": lambda m, x: torch.einsum("bi,bj->ij", m.square[:1].expand(x.shape[0], 4), x),
+    "sum of rows by einsum": lambda m, x: torch.einsum(
+        "bi,bj->ij", m.square[:1].expand(x.shape[0], 4), x
+    ),
     "einsum to another axis": lambda m, x: torch.einsum("bi,ij->jb", x, m.square),
     "first row overwritten": lambda m, x: overwritten(x, 0),
     "all but one row overwritten": lambda m, x: overwritten(x, slice(1, None)),
@@ -141,12 +227,20 @@ def overwritten(x, rows):
 
 @pytest.mark.parametrize("name", MIXING)
 def test_operation_that_mixes_the_rows_of_a_batch(name):
-    error = refusal(Op(MIXING[name], norm=nn.BatchNorm1d(4, track_running_stats=False), square=torch.eye(4)))
+    error = refusal(
+        Op(
+            MIXING[name],
+            norm=nn.BatchNorm1d(4, track_running_stats=False),
+            square=torch.eye(4),
+        )
+    )
     assert any(word in error.nodes[0].remedy for word in ("batch", "rows"))
 
 
 def test_only_the_culprit_of_mixed_rows_is_named():
-    model = nn.Sequential(nn.Linear(4, 4), nn.Softmax(0), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    model = nn.Sequential(
+        nn.Linear(4, 4), nn.Softmax(0), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)
+    )
     (node,) = refusal(model).nodes
     assert (node.name, node.kind) == ("1", "Softmax")
     assert "whole batch" in node.remedy
@@ -160,17 +254,29 @@ def test_several_inputs_or_none():
     nodes = refusal(Two()).nodes
     assert [node.name for node in nodes] == ["y", "z"]
     assert "more than one input" in nodes[0].remedy
-    assert "depends on its input" in refusal(Op(lambda m, x: m.w, w=nn.Parameter(torch.ones(3)))).nodes[0].remedy
+    assert (
+        "depends on its input"
+        in refusal(Op(lambda m, x: m.w, w=nn.Parameter(torch.ones(3)))).nodes[0].remedy
+    )
 
 
 def test_several_outputs():
-    assert "must return one tensor" in refusal(Op(lambda m, x: (x, 2 * x))).nodes[0].remedy
-    assert "must return one tensor" in refusal(Op(lambda m, x: {"logits": x})).nodes[0].remedy
+    assert (
+        "must return one tensor" in refusal(Op(lambda m, x: (x, 2 * x))).nodes[0].remedy
+    )
+    assert (
+        "must return one tensor"
+        in refusal(Op(lambda m, x: {"logits": x})).nodes[0].remedy
+    )
 
 
 @pytest.mark.parametrize(
     "function",
-    [lambda m, x: x if x.sum() > 0 else -x, lambda m, x: sum(row for row in x), lambda m, x: x * float(x[0, 0])],
+    [
+        lambda m, x: x if x.sum() > 0 else -x,
+        lambda m, x: sum(row for row in x),
+        lambda m, x: x * float(x[0, 0]),
+    ],
     ids=["if", "for", "float"],
 )
 def test_control_flow(function):
@@ -186,7 +292,9 @@ def test_the_line_where_forward_cannot_be_followed_is_named():
     line = f"test_unsupported.py:{forward.__code__.co_firstlineno + 1}: "
     assert line in refusal(Op(forward)).nodes[0].remedy
     (node,) = refusal(Op(lambda m, x: m.missing(x))).nodes
-    assert "its forward uses a name that is not defined (AttributeError at " in node.remedy
+    assert (
+        "its forward uses a name that is not defined (AttributeError at " in node.remedy
+    )
     assert "control flow" not in node.remedy
 
 
@@ -201,7 +309,10 @@ def test_assertions_and_conditions_on_shapes_are_followed():
 @pytest.mark.parametrize(
     ("layer", "remedy"),
     [
-        (nn.MultiheadAttention(4, 1, batch_first=True), "attention is not globally Lipschitz"),
+        (
+            nn.MultiheadAttention(4, 1, batch_first=True),
+            "attention is not globally Lipschitz",
+        ),
         (nn.LSTM(4, 4, batch_first=True), "recurrent layers are not supported"),
         (nn.GRU(4, 4, batch_first=True), "recurrent layers are not supported"),
     ],
@@ -209,12 +320,16 @@ def test_assertions_and_conditions_on_shapes_are_followed():
 )
 def test_modules_with_several_results(layer, remedy):
     inputs = 3 if isinstance(layer, nn.MultiheadAttention) else 1
-    (node,) = refusal(Op(lambda m, x: m.layer(*[x] * inputs)[0], layer=layer), (3, 4)).nodes
+    (node,) = refusal(
+        Op(lambda m, x: m.layer(*[x] * inputs)[0], layer=layer), (3, 4)
+    ).nodes
     assert remedy in node.remedy
 
 
 @pytest.mark.parametrize(
-    "layer", [nn.LSTMCell(4, 4), nn.GRUCell(4, 4), nn.RNNCell(4, 4)], ids=lambda layer: type(layer).__name__
+    "layer",
+    [nn.LSTMCell(4, 4), nn.GRUCell(4, 4), nn.RNNCell(4, 4)],
+    ids=lambda layer: type(layer).__name__,
 )
 def test_recurrent_cells(layer):
     nodes = refusal(Op(lambda m, x: m.layer(x)[0], layer=layer)).nodes
@@ -223,7 +338,9 @@ def test_recurrent_cells(layer):
 
 
 def test_transformers_are_refused_as_a_whole():
-    (node,) = refusal(nn.Sequential(nn.TransformerEncoderLayer(4, 1, 8, batch_first=True)), (3, 4)).nodes
+    (node,) = refusal(
+        nn.Sequential(nn.TransformerEncoderLayer(4, 1, 8, batch_first=True)), (3, 4)
+    ).nodes
     assert (node.name, node.kind) == ("0", "TransformerEncoderLayer")
     assert "attention is not globally Lipschitz" in node.remedy
 
@@ -249,7 +366,9 @@ def test_what_is_random_is_named(function, kind):
 
 
 def test_dropout_that_is_always_on():
-    with pytest.raises(TrainingModeError, match=r"dropout \(dropout\) .*training=self.training"):
+    with pytest.raises(
+        TrainingModeError, match=r"dropout \(dropout\) .*training=self.training"
+    ):
         lipcert.trace(Op(lambda m, x: F.dropout(x, 0.1)).eval(), (4,))
 
 
@@ -273,7 +392,10 @@ class Counter(nn.Module):
     [
         (Counter(buffer=True), "it changes calls whenever it runs"),
         (Counter(buffer=False), "forward must not depend on .*earlier calls"),
-        (nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)), r"it changes .*_u, .*call model.eval\(\)"),
+        (
+            nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)),
+            r"it changes .*_u, .*call model.eval\(\)",
+        ),
     ],
     ids=["buffer", "attribute", "spectral norm"],
 )
@@ -295,7 +417,10 @@ WRAPPERS = {
 def test_wrapped_models_are_to_be_unwrapped(name):
     wrapper, remedy = WRAPPERS[name]
     wrapped = wrapper(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
-    for model, culprit in ((wrapped, "the model"), (nn.Sequential(nn.ReLU(), wrapped), "1")):
+    for model, culprit in (
+        (wrapped, "the model"),
+        (nn.Sequential(nn.ReLU(), wrapped), "1"),
+    ):
         error = refusal(model)
         assert error.nodes[0].name == culprit
         with pytest.raises(UnsupportedError, match=remedy):
@@ -308,8 +433,16 @@ def test_unsupported_layers_are_reported_before_training_mode():
 
 
 def test_exported_programs_are_to_be_replaced_by_their_modules():
-    exported = torch.export.export(nn.Sequential(nn.Linear(4, 3)).eval(), (torch.rand(2, 4),))
-    with pytest.raises(UnsupportedError, match="an exported program has lost its module; pass the one that was"):
+    exported = torch.export.export(
+        nn.Sequential(nn.Linear(4, 3)).eval(), (torch.rand(2, 4),)
+    )
+    with pytest.raises(
+        UnsupportedError,
+        match="an exported program has lost its module; pass the one that was",
+    ):
         lipcert.trace(exported.module(), (4,))
-    with pytest.raises(OptionError, match=r"model is a ExportedProgram, .*; pass the module that was exported"):
+    with pytest.raises(
+        OptionError,
+        match=r"model is a ExportedProgram, .*; pass the module that was exported",
+    ):
         lipcert.trace(exported, (4,))

@@ -19,7 +19,10 @@ MODULES = {
     "AvgPool1d": (nn.AvgPool1d(3, 2, 1), (2, 8)),
     "AvgPool2d": (nn.AvgPool2d((3, 2), 2, (1, 0)), (2, 7, 5)),
     "AvgPool2d-ceil": (nn.AvgPool2d(2, ceil_mode=True), (2, 5, 5)),
-    "AvgPool2d-padding-not-counted": (nn.AvgPool2d(3, 1, 1, count_include_pad=False), (1, 4, 4)),
+    "AvgPool2d-padding-not-counted": (
+        nn.AvgPool2d(3, 1, 1, count_include_pad=False),
+        (1, 4, 4),
+    ),
     "AvgPool3d": (nn.AvgPool3d(2, 1), (1, 3, 3, 3)),
     "AdaptiveAvgPool1d": (nn.AdaptiveAvgPool1d(3), (2, 7)),
     "AdaptiveAvgPool2d": (nn.AdaptiveAvgPool2d((2, None)), IMAGE),
@@ -53,7 +56,10 @@ MODULES = {
     "UpsamplingBilinear2d": (nn.UpsamplingBilinear2d(scale_factor=2), (1, 3, 3)),
     "SyncBatchNorm": (nn.SyncBatchNorm(3), (3, 2)),
     "FeatureAlphaDropout": (nn.FeatureAlphaDropout(), (3, 2)),
-    "Upsample-bilinear": (nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True), (1, 3, 3)),
+    "Upsample-bilinear": (
+        nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True),
+        (1, 3, 3),
+    ),
     "UpsamplingNearest2d": (nn.UpsamplingNearest2d(scale_factor=3), (1, 2, 2)),
     "Identity": (nn.Identity(), IMAGE),
     "Dropout": (nn.Sequential(nn.Dropout(0.3), nn.Dropout2d()), IMAGE),
@@ -63,8 +69,12 @@ MODULES = {
 FUNCTIONS = {
     "avg_pool1d": lambda m, x: F.avg_pool1d(x.flatten(2), 3, stride=2),
     "avg_pool2d": lambda m, x: F.avg_pool2d(x, kernel_size=2, padding=1),
-    "avg_pool2d-all-options": lambda m, x: F.avg_pool2d(x, (3, 2), (2, 1), (1, 0), True, False, 5),
-    "avg_pool2d-not-counted": lambda m, x: F.avg_pool2d(x, 3, padding=1, ceil_mode=True, count_include_pad=False),
+    "avg_pool2d-all-options": lambda m, x: F.avg_pool2d(
+        x, (3, 2), (2, 1), (1, 0), True, False, 5
+    ),
+    "avg_pool2d-not-counted": lambda m, x: F.avg_pool2d(
+        x, 3, padding=1, ceil_mode=True, count_include_pad=False
+    ),
     "avg_pool2d-divisor": lambda m, x: F.avg_pool2d(x, 2, divisor_override=3),
     "interpolate-area": lambda m, x: F.interpolate(x, (2, 3), mode="area"),
     "avg_pool3d": lambda m, x: F.avg_pool3d(x.unsqueeze(1), (2, 1, 2)),
@@ -123,7 +133,9 @@ FUNCTIONS = {
     "index-inner": lambda m, x: x[:, :, [5, 0], 1],
     "index_select": lambda m, x: torch.index_select(x, -1, m.order),
     "select": lambda m, x: x.select(2, -1),
-    "gather": lambda m, x: x.gather(1, m.order.reshape(1, 2, 1, 1).expand(x.shape[0], 2, 6, 4)),
+    "gather": lambda m, x: x.gather(
+        1, m.order.reshape(1, 2, 1, 1).expand(x.shape[0], 2, 6, 4)
+    ),
     "chunk": lambda m, x: torch.cat(x.chunk(2, 1)[::-1], 1),
     "chunk-uneven": lambda m, x: x.chunk(4, 2)[-1],
     "split": lambda m, x: torch.cat(torch.split(x, 2, 1)[::-1], 1),
@@ -143,7 +155,9 @@ FUNCTIONS = {
     "tile": lambda m, x: torch.tile(x, (1, 2, 1, 1)),
     "repeat_interleave": lambda m, x: x.repeat_interleave(2, 1),
     "stack": lambda m, x: torch.stack([x, -x], 1),
-    "stack-with-constant": lambda m, x: torch.stack([m.whole.expand(x.shape[0], 4, 6, 4), 2 * x], -1),
+    "stack-with-constant": lambda m, x: torch.stack(
+        [m.whole.expand(x.shape[0], 4, 6, 4), 2 * x], -1
+    ),
     "hstack": lambda m, x: torch.hstack([x, 2 * x]),
     "dstack": lambda m, x: torch.dstack([x, -x]),
     "column_stack": lambda m, x: torch.column_stack([x.flatten(1), x[:, 0].flatten(1)]),
@@ -166,7 +180,9 @@ FUNCTIONS = {
     "write-itself": lambda m, x: written(x, slice(None), x),
     "cat": lambda m, x: torch.cat([x, -x, x[:, 1:2]], 1),
     "cat-keywords": lambda m, x: torch.concat((x, 2 * x), dim=-2),
-    "cat-with-constant": lambda m, x: torch.cat([m.block.expand(x.shape[0], 1, 6, 4), x], dim=1),
+    "cat-with-constant": lambda m, x: torch.cat(
+        [m.block.expand(x.shape[0], 1, 6, 4), x], dim=1
+    ),
     "pad": lambda m, x: F.pad(x, (1, 0, 2, 1)),
     "pad-value": lambda m, x: F.pad(x, [1, 1], value=7.0),
     "pad-crop": lambda m, x: F.pad(x, (-1, 0, 0, -2)),
@@ -176,7 +192,9 @@ FUNCTIONS = {
     "pad-vector": lambda m, x: F.pad(x.flatten(1), (1, 1), "constant", 2.0),
     "pad-circular": lambda m, x: F.pad(x, (1, 2, 3, 0), mode="circular"),
     "interpolate": lambda m, x: F.interpolate(x, scale_factor=2),
-    "interpolate-size": lambda m, x: F.interpolate(x, size=(7, 3), mode="nearest-exact"),
+    "interpolate-size": lambda m, x: F.interpolate(
+        x, size=(7, 3), mode="nearest-exact"
+    ),
     "interpolate-bilinear": lambda m, x: F.interpolate(x, (3, 7), mode="bilinear"),
     "pixel_shuffle": lambda m, x: F.pixel_shuffle(x, 2),
     "dropout": lambda m, x: F.dropout(x, 0.5, m.training),
@@ -223,7 +241,9 @@ FUNCTIONS = {
     "in-place-operators": lambda m, x: scaled_in_place(x.clone()),
     "batch_norm": lambda m, x: F.batch_norm(x, m.mean, m.var, m.mean, m.var, eps=1e-3),
     "batch_norm-plain": lambda m, x: F.batch_norm(x, m.mean, m.var),
-    "operator-module": lambda m, x: operator.add(operator.neg(x), operator.truediv(x, 3)),
+    "operator-module": lambda m, x: operator.add(
+        operator.neg(x), operator.truediv(x, 3)
+    ),
 }
 
 
@@ -232,7 +252,11 @@ def len_of(x):
 
 
 def with_shape(x, batch, channels, height, width):
-    return x.view(batch, channels, height * width).transpose(1, 2).reshape(batch, height, width * channels)
+    return (
+        x.view(batch, channels, height * width)
+        .transpose(1, 2)
+        .reshape(batch, height, width * channels)
+    )
 
 
 def written(x, where, value):
@@ -259,8 +283,17 @@ def test_module(name):
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_spelling(name):
     mean, var = randn(4, seed=8), randn(4, seed=9).abs() + 0.1
-    buffers = {"factor": FACTOR, "order": torch.tensor([3, 1]), "block": randn(1, 1, 6, 4), "mean": mean, "var": var}
-    buffers |= {"whole": randn(1, 4, 6, 4, seed=5), "mask": torch.tensor([True, False, False, True])}
+    buffers = {
+        "factor": FACTOR,
+        "order": torch.tensor([3, 1]),
+        "block": randn(1, 1, 6, 4),
+        "mean": mean,
+        "var": var,
+    }
+    buffers |= {
+        "whole": randn(1, 4, 6, 4, seed=5),
+        "mask": torch.tensor([True, False, False, True]),
+    }
     check_linear(Op(FUNCTIONS[name], **buffers), IMAGE)
 
 
@@ -301,11 +334,16 @@ def test_average_pooling_of_any_geometry(data, dims):
     padding = data.draw(st.integers(0, kernel // 2))
     assume(all(n >= kernel for n in size))
     counted = data.draw(st.booleans())
-    check_linear(pool(kernel, stride, padding, data.draw(st.booleans()), counted), (1, *size))
+    check_linear(
+        pool(kernel, stride, padding, data.draw(st.booleans()), counted), (1, *size)
+    )
 
 
 @given(data=st.data())
 def test_concatenation_along_any_axis(data):
     axis = data.draw(st.integers(1, 3))
     pieces = data.draw(st.lists(st.integers(1, 2), min_size=1, max_size=3))
-    check_linear(Op(lambda m, x: torch.cat([x.narrow(axis, 0, n) for n in pieces], axis - 4)), (2, 3, 2))
+    check_linear(
+        Op(lambda m, x: torch.cat([x.narrow(axis, 0, n) for n in pieces], axis - 4)),
+        (2, 3, 2),
+    )

@@ -47,16 +47,25 @@ def test_network_traces_and_its_adjoint_sweep_is_the_adjoint(name):
     network = lipcert.trace(zoo.build(name, seed=0).eval(), architecture.input_shape)
     assert network.depth == SITES[name]
     assert network.classes == architecture.classes
-    centres = {i: float(site.slope.sector()[0]) or 1.0 for i, site in enumerate(network.sites[1:-1], start=1)}
-    pools = {i for i in centres if network.in_size(i) != network.out_size(i)}  # sorting has the centre 0, so 1 is taken
-    network = loop_transform(network, {i: (c, 1.0) for i, c in centres.items() if i not in pools})
+    centres = {
+        i: float(site.slope.sector()[0]) or 1.0
+        for i, site in enumerate(network.sites[1:-1], start=1)
+    }
+    pools = {
+        i for i in centres if network.in_size(i) != network.out_size(i)
+    }  # sorting has the centre 0, so 1 is taken
+    network = loop_transform(
+        network, {i: (c, 1.0) for i, c in centres.items() if i not in pools}
+    )
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(1, *network.input_shape, generator=generator)
     y = torch.randn(1, network.classes, generator=generator)
     with torch.no_grad():
         image, preimage = network.push(0, x)[-1], network.pull(network.depth + 1, y)[0]
     left, right = (image * y).sum().item(), (x * preimage).sum().item()
-    assert left == pytest.approx(right, rel=1e-3, abs=1e-5 * (image.norm() * y.norm()).item())
+    assert left == pytest.approx(
+        right, rel=1e-3, abs=1e-5 * (image.norm() * y.norm()).item()
+    )
 
 
 def test_original_8c2f_leaves_a_remainder_on_64_columns():
@@ -70,9 +79,15 @@ def test_original_8c2f_leaves_a_remainder_on_64_columns():
     sizes = [(op.in_shape[1], op.out_shape[1]) for op in strided]
     assert any((n - 4) % 2 for n, _ in sizes)
     for op in strided:
-        u, v = torch.randn(1, *op.in_shape).double(), torch.randn(1, *op.out_shape).double()
+        u, v = (
+            torch.randn(1, *op.in_shape).double(),
+            torch.randn(1, *op.out_shape).double(),
+        )
         with torch.no_grad():
-            left, right = (op.apply(u) * v).sum().item(), (u * op.adjoint(v)).sum().item()
+            left, right = (
+                (op.apply(u) * v).sum().item(),
+                (u * op.adjoint(v)).sum().item(),
+            )
         assert left == pytest.approx(right, rel=1e-9)
 
 
@@ -82,7 +97,10 @@ def test_seed_makes_the_weights_reproducible_and_leaves_the_global_generator_alo
     torch.manual_seed(5)
     first, second = zoo.build("4C3F", seed=3), zoo.build("4C3F", seed=3)
     assert torch.equal(torch.rand(1), expected)
-    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(first.parameters(), second.parameters(), strict=True)
+    )
 
 
 def test_other_sizes_and_numbers_of_classes():
@@ -92,5 +110,7 @@ def test_other_sizes_and_numbers_of_classes():
 
 
 def test_unknown_name():
-    with pytest.raises(lipcert.errors.OptionError, match=r"zoo name is '4C2F'.*did you mean"):
+    with pytest.raises(
+        lipcert.errors.OptionError, match=r"zoo name is '4C2F'.*did you mean"
+    ):
         zoo.build("4C2F")

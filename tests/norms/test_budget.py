@@ -32,7 +32,9 @@ def test_shares_are_the_logarithmic_derivatives_of_the_constants():
     output = randn(5, seed=1).abs()
     total = value(norms, output)
     (gradient,) = torch.autograd.grad(total, norms)
-    torch.testing.assert_close(shares(norms.detach(), output), (gradient * norms / total).detach())
+    torch.testing.assert_close(
+        shares(norms.detach(), output), (gradient * norms / total).detach()
+    )
 
 
 class Skips(nn.Module):
@@ -68,7 +70,9 @@ def test_products_bound_the_norms_that_they_replace(drawn):
         norms[pair] = torch.linalg.matrix_norm(matrix, 2)
     passing = {}
     for k in passed_sites(base):
-        centre, radius = (float(torch.as_tensor(number)) for number in base.sites[k].slope.sector())
+        centre, radius = (
+            float(torch.as_tensor(number)) for number in base.sites[k].slope.sector()
+        )
         if radius > 0:
             passing[k] = abs(centre) / radius
     far = [pair for pair in dense if any(pair[1] < k < pair[0] for k in passing)]
@@ -85,18 +89,27 @@ def test_what_is_spent_is_the_budget_and_heavy_norms_get_the_least():
     weights = {(1, 0): 1.0, (2, 1): 1.0, (2, 0): 0.01, (3, 0): 1e-9}
     costs = {(1, 0): 1.0, (2, 1): 8.0, (2, 0): 2.0, (3, 0): 3.0}
     spent = inflations(weights, costs, 0.01)
-    assert sum(weights[pair] * spent[pair] for pair in weights) == pytest.approx(0.01, rel=1e-3)
+    assert sum(weights[pair] * spent[pair] for pair in weights) == pytest.approx(
+        0.01, rel=1e-3
+    )
     assert spent[1, 0] < spent[2, 1] < spent[2, 0] < spent[3, 0] <= 1.0
 
 
 def test_a_long_chain_leaves_far_norms_to_products_at_no_cost():
-    network = normal_form(lipcert.trace(dense_chain(*(4 for _ in range(61))), (4,)).program.frozen(), exact=True)
+    network = normal_form(
+        lipcert.trace(dense_chain(*(4 for _ in range(61))), (4,)).program.frozen(),
+        exact=True,
+    )
     form = make_form("liplt", network, network.depth, NormOptions(), no_progress)
     assert len(form.norms.lower) < 0.9 * len(form.norms.bounds)
     every = bound_norms(form.network, network.depth)
     assert every.bounds.keys() == form.norms.bounds.keys()
     pairs, count = list(every.bounds), network.depth + 1
-    exact = bound_prefix(norm_matrix(pairs, torch.tensor(list(every.bounds.values()), dtype=torch.float64), count))
+    exact = bound_prefix(
+        norm_matrix(
+            pairs, torch.tensor(list(every.bounds.values()), dtype=torch.float64), count
+        )
+    )
     torch.testing.assert_close(form.prefix({}), exact, rtol=1e-8, atol=0)
 
 
@@ -104,7 +117,12 @@ def test_a_long_chain_leaves_far_norms_to_products_at_no_cost():
 def test_the_stated_inflation_covers_the_difference_to_exact_norms(target):
     model = dense_chain(40, 50, 45, 50, 6)
     exact = lipcert.bound(model, (40,), target=target).value
-    bound = lipcert.bound(model, (40,), target=target, options=NormOptions(dense_limit=5, seed=1, inflation=0.05))
+    bound = lipcert.bound(
+        model,
+        (40,),
+        target=target,
+        options=NormOptions(dense_limit=5, seed=1, inflation=0.05),
+    )
     assert (exact <= bound.value * (1 + 1e-12)).all()
     assert (bound.value <= exact * (1 + bound.inflation) * (1 + 1e-9)).all()
     assert 0 < bound.inflation < 0.06

@@ -59,7 +59,14 @@ def test_randomised_norms(drawn, seed):
 LARGE = {
     "chain": (lambda: dense_chain(210, 240, 220, 3), (210,)),
     "convolution": (
-        lambda: gaussian(nn.Sequential(nn.Conv2d(1, 2, 3, 1, 1), nn.ReLU(), nn.Conv2d(2, 1, 3, 1, 1), nn.Flatten())),
+        lambda: gaussian(
+            nn.Sequential(
+                nn.Conv2d(1, 2, 3, 1, 1),
+                nn.ReLU(),
+                nn.Conv2d(2, 1, 3, 1, 1),
+                nn.Flatten(),
+            )
+        ),
         (1, 16, 16),
     ),
 }
@@ -76,7 +83,9 @@ def test_randomised_norms_of_maps_with_more_dimensions_than_steps(name):
 
 def test_the_limit_decides_the_path_of_every_pair():
     norms = norms_of(dense_chain(6, 5, 8, 3), (6,), NormOptions(dense_limit=5, seed=0))
-    assert norms.randomised == {(2, 0)}  # the only one with more than 5 dimensions on both sides
+    assert norms.randomised == {
+        (2, 0)
+    }  # the only one with more than 5 dimensions on both sides
 
 
 @pytest.mark.parametrize(("limit", "memory"), [(0, 700), (4096, 400)])
@@ -91,18 +100,27 @@ def test_little_memory_means_more_rounds_not_other_results(limit, memory, monkey
 
         return call
 
-    monkeypatch.setattr(certified, "bound_by_lanczos", counted(certified.bound_by_lanczos))
-    monkeypatch.setattr(certified.gram, "dense_rows", counted(certified.gram.dense_rows))
+    monkeypatch.setattr(
+        certified, "bound_by_lanczos", counted(certified.bound_by_lanczos)
+    )
+    monkeypatch.setattr(
+        certified.gram, "dense_rows", counted(certified.gram.dense_rows)
+    )
     ample = norms_of(model, shape, NormOptions(dense_limit=limit, seed=3)).bounds
     few = len(rounds)
-    scarce = norms_of(model, shape, NormOptions(dense_limit=limit, seed=3, memory=memory)).bounds
+    scarce = norms_of(
+        model, shape, NormOptions(dense_limit=limit, seed=3, memory=memory)
+    ).bounds
     assert len(rounds) - few > few
     assert scarce == pytest.approx(ample, rel=1e-6 if limit else 1e-3)
 
 
 def test_a_norm_that_does_not_fit_is_refused_with_a_forecast():
     options = NormOptions(dense_limit=0, memory=600)
-    with pytest.raises(TooLargeError, match=r"takes 624 B, and 600 B may be used \(all norms: about 0:00:01, 624 B\)"):
+    with pytest.raises(
+        TooLargeError,
+        match=r"takes 624 B, and 600 B may be used \(all norms: about 0:00:01, 624 B\)",
+    ):
         norms_of(dense_chain(5, 6, 7, 4), (5,), options)
 
 
@@ -119,7 +137,12 @@ def test_long_work_is_forecast(monkeypatch, caplog):
     monkeypatch.setattr(plan, "_LITTLE_WORK", 0.0)
     labels = set()
     with caplog.at_level("INFO", logger="lipcert"):
-        norms_of(dense_chain(5, 6, 3), (5,), NormOptions(memory=2 << 30), progress=lambda what, done: labels.add(what))
+        norms_of(
+            dense_chain(5, 6, 3),
+            (5,),
+            NormOptions(memory=2 << 30),
+            progress=lambda what, done: labels.add(what),
+        )
     assert labels == {"norms (about 0:00:01, 2 GiB)"}
     assert "norms: 3 proved, 0 by Lanczos, about 0:00:01, 2 GiB expected" in caplog.text
 
@@ -141,18 +164,24 @@ def test_norms_that_are_done_are_not_computed_again(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         norms_of(model, shape, options, kept=KeptNorms(tmp_path))
     limit = 100
-    assert norms_of(model, shape, options, kept=KeptNorms(tmp_path)).bounds == pytest.approx(expected, rel=1e-12)
+    assert norms_of(
+        model, shape, options, kept=KeptNorms(tmp_path)
+    ).bounds == pytest.approx(expected, rel=1e-12)
     assert sum(map(len, done)) == len(set.union(*done)) == len(expected)
 
 
-@pytest.mark.parametrize("change", [{"inflation": 0.001}, {"failure_probability": 1e-12}])
+@pytest.mark.parametrize(
+    "change", [{"inflation": 0.001}, {"failure_probability": 1e-12}]
+)
 def test_kept_norms_have_to_be_as_precise_and_as_certain(tmp_path, change):
     model, shape = dense_chain(40, 50, 45, 4), (40,)
     coarse = NormOptions(dense_limit=0, seed=3, inflation=0.5)
     norms_of(model, shape, coarse, kept=KeptNorms(tmp_path))
     finer = replace(coarse, **change)
     fresh = norms_of(model, shape, finer).bounds
-    assert norms_of(model, shape, finer, kept=KeptNorms(tmp_path)).bounds == pytest.approx(fresh, rel=1e-12)
+    assert norms_of(
+        model, shape, finer, kept=KeptNorms(tmp_path)
+    ).bounds == pytest.approx(fresh, rel=1e-12)
 
 
 def test_a_norm_that_is_begun_anew_has_the_same_start(tmp_path, monkeypatch):
@@ -166,7 +195,12 @@ def test_a_norm_that_is_begun_anew_has_the_same_start(tmp_path, monkeypatch):
     monkeypatch.setattr(certified, "bound_by_lanczos", spied)
     model, shape = dense_chain(40, 50, 45, 4), (40,)
     for inflation in (0.5, 0.001):
-        norms_of(model, shape, NormOptions(dense_limit=0, inflation=inflation), kept=KeptNorms(tmp_path))
+        norms_of(
+            model,
+            shape,
+            NormOptions(dense_limit=0, inflation=inflation),
+            kept=KeptNorms(tmp_path),
+        )
     assert len(seeds) > 1
     assert len(set(seeds)) == 1
 
@@ -203,7 +237,9 @@ def test_starts_come_from_entropy_unless_seeded():
     first, second = (norms_of(model, (200,), options).bounds[1, 0] for _ in range(2))
     assert first != second
     seeded = NormOptions(dense_limit=2, failure_probability=0.1, inflation=0.3, seed=7)
-    assert norms_of(model, (200,), seeded).bounds == norms_of(model, (200,), seeded).bounds
+    assert (
+        norms_of(model, (200,), seeded).bounds == norms_of(model, (200,), seeded).bounds
+    )
 
 
 @pytest.mark.parametrize("limit", [0, 4096])
@@ -220,7 +256,9 @@ def test_vanishing_operators_are_bounded_from_above(limit, size):
 def test_norms_beyond_float64_are_refused(limit):
     model = nn.Linear(4, 3, bias=False, dtype=torch.float64)
     nn.init.constant_(model.weight, 1e200)
-    with pytest.raises(NonFiniteError, match="the norm between sites 0 and 1 cannot be bounded"):
+    with pytest.raises(
+        NonFiniteError, match="the norm between sites 0 and 1 cannot be bounded"
+    ):
         norms_of(model, (4,), NormOptions(dense_limit=limit, seed=0))
 
 

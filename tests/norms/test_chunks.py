@@ -17,7 +17,11 @@ def value_and_gradients(model, shape, **options):
     model.zero_grad()
     value = estimator()
     value.sum().backward()
-    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    gradients = {
+        name: p.grad.clone()
+        for name, p in model.named_parameters()
+        if p.grad is not None
+    }
     return value.detach(), gradients, estimator
 
 
@@ -28,14 +32,20 @@ def test_chunks_change_neither_values_nor_gradients(name, accelerated):
     options = {"target": "network", "accelerated": accelerated}
     value, gradients, whole = value_and_gradients(model, shape, **options)
     sizes = row_bytes(whole.network, whole._pairs)
-    again, recomputed, chunked = value_and_gradients(model, shape, memory=max(sizes.values()), **options)
+    again, recomputed, chunked = value_and_gradients(
+        model, shape, memory=max(sizes.values()), **options
+    )
     if len(sizes) > 2:
         assert len(chunked._chunks) > 1
     torch.testing.assert_close(again, value, rtol=1e-10, atol=0)
     assert recomputed.keys() == gradients.keys()
     for parameter, gradient in gradients.items():
-        torch.testing.assert_close(recomputed[parameter], gradient, rtol=1e-8, atol=1e-10)
-    torch.testing.assert_close(chunked(), whole(), rtol=1e-8, atol=0)  # the vectors were kept
+        torch.testing.assert_close(
+            recomputed[parameter], gradient, rtol=1e-8, atol=1e-10
+        )
+    torch.testing.assert_close(
+        chunked(), whole(), rtol=1e-8, atol=0
+    )  # the vectors were kept
 
 
 def test_saved_tensors_are_those_of_one_chunk():
@@ -43,8 +53,12 @@ def test_saved_tensors_are_those_of_one_chunk():
     model = dense_chain(*[64] * 12)
 
     def kept(**options):
-        estimator = lipcert.Estimator(model, (64,), target="network", power_iterations=1, **options)
-        weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+        estimator = lipcert.Estimator(
+            model, (64,), target="network", power_iterations=1, **options
+        )
+        weights = {
+            parameter.untyped_storage().data_ptr() for parameter in model.parameters()
+        }
         sizes = {}
 
         def pack(tensor):
@@ -62,8 +76,13 @@ def test_saved_tensors_are_those_of_one_chunk():
 
 
 def test_without_room_for_one_norm_there_is_no_derivative():
-    estimator = lipcert.Estimator(dense_chain(8, 8, 8, 3), (8,), target="network", memory=100)
-    with pytest.raises(TooLargeError, match=r"the derivative of one norm takes .* 100 B may be used; .*span=4"):
+    estimator = lipcert.Estimator(
+        dense_chain(8, 8, 8, 3), (8,), target="network", memory=100
+    )
+    with pytest.raises(
+        TooLargeError,
+        match=r"the derivative of one norm takes .* 100 B may be used; .*span=4",
+    ):
         estimator()
     with torch.no_grad():
         assert torch.isfinite(estimator())
@@ -82,7 +101,9 @@ def test_far_maps_are_products_of_near_ones(span):
             else:
                 norms[j, i] = norms[j, j - span] * norms[j - span, i]
         constants.append(sum(norms[j, i] * constants[i] for i in range(j)))
-    estimator = lipcert.Estimator(model, (6,), target="network", span=span, power_iterations=300)
+    estimator = lipcert.Estimator(
+        model, (6,), target="network", span=span, power_iterations=300
+    )
     assert len(estimator._pairs) == sum(min(j, span) for j in range(1, 7))
     value = estimator().detach()
     assert float(value) == pytest.approx(constants[-1], rel=1e-6)
@@ -95,7 +116,9 @@ def test_rows_of_logits_at_far_sites_are_products(span, target):
     """‖rows at i‖ ≤ ‖rows at k‖ N_ki for sites i further away than k: against the dense maps."""
     model = dense_chain(6, 7, 5, 8, 6, 7, 3).double()
     maps = dense_maps(model, (6,)).transformed
-    near = lipcert.Estimator(model, (6,), target=target, span=span, power_iterations=300)
+    near = lipcert.Estimator(
+        model, (6,), target=target, span=span, power_iterations=300
+    )
     exact = lipcert.Estimator(model, (6,), target=target, power_iterations=300)
     assert bool((near() >= exact() * (1 - 1e-6)).all())
     if target != "per-class":
@@ -118,14 +141,19 @@ def test_rows_of_logits_at_far_sites_are_products(span, target):
 
 def test_rows_of_logits_without_room_are_refused():
     estimator = lipcert.Estimator(dense_chain(8, 8, 8, 30), (8,), memory=4000)
-    with pytest.raises(TooLargeError, match=r"the rows of 30 logits take about .* may be used; .*span=4"):
+    with pytest.raises(
+        TooLargeError,
+        match=r"the rows of 30 logits take about .* may be used; .*span=4",
+    ):
         estimator()
 
 
 def test_gradients_of_products():
     """Against finite differences."""
     model = dense_chain(4, 5, 4, 5, 3).double()
-    estimator = lipcert.Estimator(model, (4,), target="network", span=1, power_iterations=200)
+    estimator = lipcert.Estimator(
+        model, (4,), target="network", span=1, power_iterations=200
+    )
     (gradient,) = torch.autograd.grad(estimator(), [model[0].weight])
     for step in (1e-6, -1e-6):
         with torch.no_grad():
@@ -140,7 +168,9 @@ def test_skip_connections_are_not_cut():
     """Inside a residual block no site lies on all paths: its maps stay."""
     model, shape = MODELS["residual convolutions"]
     exact = lipcert.Estimator(model, shape, target="network", power_iterations=300)
-    near = lipcert.Estimator(model, shape, target="network", span=1, power_iterations=300)
+    near = lipcert.Estimator(
+        model, shape, target="network", span=1, power_iterations=300
+    )
     assert near() >= exact() * (1 - 1e-6)
 
 

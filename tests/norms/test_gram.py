@@ -53,7 +53,12 @@ def test_eigenvalue_is_bounded_closely(name):
 
 
 @examples(2)
-@given(n=st.integers(1, 6), rank=st.integers(1, 6), seed=st.integers(0, 9999), spread=st.integers(0, 8))
+@given(
+    n=st.integers(1, 6),
+    rank=st.integers(1, 6),
+    seed=st.integers(0, 9999),
+    spread=st.integers(0, 8),
+)
 def test_eigenvalue_of_random_gram_matrices(n, rank, seed, spread):
     rows = random_matrix(n, rank, seed) * np.logspace(0, -spread, n)[:, None]
     matrix = rows @ rows.T
@@ -66,7 +71,11 @@ def test_eigenvalue_of_random_gram_matrices(n, rank, seed, spread):
 @pytest.mark.parametrize("kind", ["random", "identity", "clustered"])
 def test_eigenvalue_of_larger_matrices_found_by_arpack(n, kind):
     """Q diag(λ) Qᵀ with a known largest eigenvalue, up to the rounding of its construction."""
-    values = {"random": np.linspace(0, 2, n), "identity": np.ones(n), "clustered": np.r_[1 - 1e-9 * np.arange(n)]}[kind]
+    values = {
+        "random": np.linspace(0, 2, n),
+        "identity": np.ones(n),
+        "clustered": np.r_[1 - 1e-9 * np.arange(n)],
+    }[kind]
     q = np.linalg.qr(random_matrix(n, n, 0))[0]
     matrix = (q * values) @ q.T
     bound = bound_largest_eigenvalue((matrix + matrix.T) / 2)
@@ -78,18 +87,29 @@ def test_a_guess_that_is_too_low_still_ends_in_a_proof(monkeypatch, factor):
     matrix = random_matrix(8, 8, 3)
     matrix = matrix @ matrix.T
     exact = np.linalg.eigvalsh(matrix)[-1]
-    monkeypatch.setattr(gram, "_largest_eigenvalue", lambda g: max(factor, 1e-3) * exact)
+    monkeypatch.setattr(
+        gram, "_largest_eigenvalue", lambda g: max(factor, 1e-3) * exact
+    )
     bound = bound_largest_eigenvalue(matrix.copy())
     assert exact <= bound
-    assert bound <= exact * (1 + 1e-4) or factor < 0.9  # a bad guess costs tightness, never truth
+    assert (
+        bound <= exact * (1 + 1e-4) or factor < 0.9
+    )  # a bad guess costs tightness, never truth
 
 
 @examples(1)
 @given(
-    rows=st.integers(1, 5), columns=st.integers(1, 8), seed=st.integers(0, 9999), exponent=st.sampled_from([-40, 0, 40])
+    rows=st.integers(1, 5),
+    columns=st.integers(1, 8),
+    seed=st.integers(0, 9999),
+    exponent=st.sampled_from([-40, 0, 40]),
 )
 def test_spectral_norm_of_rows_of_different_magnitude(rows, columns, seed, exponent):
-    matrix = random_matrix(rows, columns, seed) * np.logspace(0, 6, rows)[:, None] * 10.0**exponent
+    matrix = (
+        random_matrix(rows, columns, seed)
+        * np.logspace(0, 6, rows)[:, None]
+        * 10.0**exponent
+    )
     bound, exact = bound_spectral_norm(matrix), exact_norm(matrix)
     assert exact <= bound <= exact * (1 + 1e-6)
 
@@ -97,7 +117,11 @@ def test_spectral_norm_of_rows_of_different_magnitude(rows, columns, seed, expon
 def test_nearly_parallel_rows_do_not_hide_behind_cancellation():
     base = random_matrix(1, 40, 0)
     matrix = np.concatenate([base, base * (1 + 1e-15), base + 1e-16])
-    assert exact_norm(matrix) <= bound_spectral_norm(matrix) <= exact_norm(matrix) * (1 + 1e-6)
+    assert (
+        exact_norm(matrix)
+        <= bound_spectral_norm(matrix)
+        <= exact_norm(matrix) * (1 + 1e-6)
+    )
 
 
 @pytest.mark.parametrize("value", [1e160, np.inf, np.nan])

@@ -28,7 +28,9 @@ STARTS = 2000
 
 
 def one_layer(matrix: torch.Tensor) -> lipcert.Network:
-    layer = nn.Linear(matrix.shape[1], matrix.shape[0], bias=False, dtype=torch.float64).requires_grad_(False)
+    layer = nn.Linear(
+        matrix.shape[1], matrix.shape[0], bias=False, dtype=torch.float64
+    ).requires_grad_(False)
     layer.weight.data = matrix
     return lipcert.trace(layer, (matrix.shape[1],))
 
@@ -48,7 +50,9 @@ def spectrum(kind: str, n: int, epsilon: float) -> np.ndarray:
     return np.r_[1.0, others[kind]]
 
 
-@pytest.mark.parametrize(("n", "steps", "epsilon"), [(24, 4, 0.25), (60, 5, 0.2), (40, 3, 0.5)])
+@pytest.mark.parametrize(
+    ("n", "steps", "epsilon"), [(24, 4, 0.25), (60, 5, 0.2), (40, 3, 0.5)]
+)
 @pytest.mark.parametrize("kind", ["chebyshev", "uniform", "crowded"])
 def test_underestimates_are_no_more_frequent_than_predicted(kind, n, steps, epsilon):
     predicted = failure_probability(n, steps, epsilon)
@@ -62,13 +66,22 @@ def test_underestimates_are_no_more_frequent_than_predicted(kind, n, steps, epsi
         values.append(sqrt(process.ritz() / (1 - epsilon)))
     wrong = sum(value < 1.0 for value in values)
     assert wrong / STARTS <= predicted
-    assert max(values) <= (1 + 1e-12) / sqrt(1 - epsilon)  # Ritz values lie below the norm
-    assert wrong > 0 or kind != "chebyshev"  # the hardest spectrum does deceive some starts
+    assert max(values) <= (1 + 1e-12) / sqrt(
+        1 - epsilon
+    )  # Ritz values lie below the norm
+    assert (
+        wrong > 0 or kind != "chebyshev"
+    )  # the hardest spectrum does deceive some starts
 
 
-@pytest.mark.parametrize(("n", "steps", "probability"), [(24, 4, 0.3), (60, 5, 0.1), (40, 12, 0.05), (40, 3, 0.2)])
+@pytest.mark.parametrize(
+    ("n", "steps", "probability"),
+    [(24, 4, 0.3), (60, 5, 0.1), (40, 12, 0.05), (40, 3, 0.2)],
+)
 @pytest.mark.parametrize("kind", ["chebyshev", "uniform", "crowded"])
-def test_bounds_from_what_was_seen_fail_no_more_often_than_predicted(kind, n, steps, probability):
+def test_bounds_from_what_was_seen_fail_no_more_often_than_predicted(
+    kind, n, steps, probability
+):
     """Also if the steps end when the bound looks best, for chance is in the start alone."""
     eigenvalues = torch.from_numpy(spectrum(kind, n, 0.3))
     component = probability / sqrt(2 / pi * n)
@@ -82,7 +95,9 @@ def test_bounds_from_what_was_seen_fail_no_more_often_than_predicted(kind, n, st
         wrong += smallest < 1.0 - 1e-12
         reached.append(smallest)
     assert wrong / STARTS <= probability
-    assert wrong > 0 or kind == "uniform" or steps > 5  # some starts hide the largest eigenvalue
+    assert (
+        wrong > 0 or kind == "uniform" or steps > 5
+    )  # some starts hide the largest eigenvalue
     assert sorted(reached)[STARTS // 2] <= 1 / max(1 - gap(n, steps, probability), 1e-9)
 
 
@@ -104,7 +119,9 @@ def test_a_bound_reaches_its_goal_with_fewer_steps_than_are_planned(scale):
 
 def bounded(matrix, steps):
     network = one_layer(matrix)
-    return bound_by_lanczos(network, {(1, 0): Goal(1e-9, steps)}, 1e-12, 0, no_report)[1, 0].bound
+    return bound_by_lanczos(network, {(1, 0): Goal(1e-9, steps)}, 1e-12, 0, no_report)[
+        1, 0
+    ].bound
 
 
 def test_zero_maps_have_a_bound():
@@ -135,7 +152,9 @@ def test_required_steps_are_the_fewest_that_suffice(n, inflation, probability):
     assert 1 / sqrt(1 - epsilon) == pytest.approx(1 + inflation)
     steps = required_steps(n, epsilon, probability)
     assert failure_probability(n, steps, epsilon) <= probability * (1 + 1e-9)
-    assert steps == 1 or failure_probability(n, steps - 1, epsilon) >= probability * (1 - 1e-9)
+    assert steps == 1 or failure_probability(n, steps - 1, epsilon) >= probability * (
+        1 - 1e-9
+    )
 
 
 def test_failure_probability_is_zero_only_when_the_space_is_exhausted():
@@ -155,9 +174,15 @@ def test_as_many_steps_as_dimensions_give_the_norm(rows, columns, seed):
 
 @pytest.mark.parametrize("rank", [0, 1, 3])
 def test_a_process_that_ends_early_has_found_the_norm(rank):
-    matrix = randn(9, rank) @ randn(rank, 7, seed=1) if rank else torch.zeros(9, 7, dtype=torch.float64)
+    matrix = (
+        randn(9, rank) @ randn(rank, 7, seed=1)
+        if rank
+        else torch.zeros(9, 7, dtype=torch.float64)
+    )
     value = top_value(one_layer(matrix), 7, 0)
-    assert value == pytest.approx(torch.linalg.matrix_norm(matrix, 2).item(), rel=1e-12, abs=0)
+    assert value == pytest.approx(
+        torch.linalg.matrix_norm(matrix, 2).item(), rel=1e-12, abs=0
+    )
 
 
 def test_all_pairs_of_a_network_ride_together_whatever_their_sizes_and_steps():
@@ -168,7 +193,9 @@ def test_all_pairs_of_a_network_ride_together_whatever_their_sizes_and_steps():
     processes = run_lanczos(network, steps, 1)
     assert processes.keys() == dense.keys()
     for pair, matrix in dense.items():
-        assert sqrt(processes[pair].ritz()) == pytest.approx(torch.linalg.matrix_norm(matrix, 2).item(), rel=1e-11)
+        assert sqrt(processes[pair].ritz()) == pytest.approx(
+            torch.linalg.matrix_norm(matrix, 2).item(), rel=1e-11
+        )
 
 
 def test_a_start_depends_on_the_seed_and_the_pair_only():
@@ -187,12 +214,18 @@ def test_the_basis_stays_orthonormal():
     """One pass is enough, since what A q has along the last two vectors is removed first."""
     network = one_layer(torch.diag(torch.logspace(0, -8, 80, dtype=torch.float64)))
     basis = run_lanczos(network, {(1, 0): 60}, 0)[1, 0]._basis
-    torch.testing.assert_close(basis @ basis.T, torch.eye(60, dtype=torch.float64), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        basis @ basis.T, torch.eye(60, dtype=torch.float64), rtol=0, atol=1e-12
+    )
 
 
 def test_the_upper_bound_grows_with_inexact_products_and_gives_up_in_time():
-    assert Ritz(1.0, 1 / 0.9, 10, 1e-12, 1e-12).upper(0.0) == pytest.approx(1 / 0.9, rel=1e-11)
-    assert Ritz(1.0, 1 / 0.9, 100, 1e-12, 1e-12).upper(0.5e-10) == pytest.approx((1 + 1e-5) / 0.9, rel=1e-9)
+    assert Ritz(1.0, 1 / 0.9, 10, 1e-12, 1e-12).upper(0.0) == pytest.approx(
+        1 / 0.9, rel=1e-11
+    )
+    assert Ritz(1.0, 1 / 0.9, 100, 1e-12, 1e-12).upper(0.5e-10) == pytest.approx(
+        (1 + 1e-5) / 0.9, rel=1e-9
+    )
     assert Ritz(1.0, 1 / 0.9, 100, 1e-12, 1e-12).upper(0.5e-4) == inf
 
 

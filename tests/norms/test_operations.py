@@ -28,11 +28,20 @@ def operation(layer, *shape):
 def kernels(draw):
     """A convolution or a transposed one in one or two dimensions, with any stride, dilation, padding and groups."""
     dims, groups = draw(st.integers(1, 2)), draw(st.integers(1, 2))
-    channels, filters = groups * draw(st.integers(1, 3)), groups * draw(st.integers(1, 3))
+    channels, filters = (
+        groups * draw(st.integers(1, 3)),
+        groups * draw(st.integers(1, 3)),
+    )
     kinds = {1: (nn.Conv1d, nn.ConvTranspose1d), 2: (nn.Conv2d, nn.ConvTranspose2d)}
     size = [draw(st.integers(1, 4)) for _ in range(dims)]
-    options = {"stride": draw(st.integers(1, 3)), "dilation": draw(st.integers(1, 3)), "groups": groups}
-    layer = draw(st.sampled_from(kinds[dims]))(channels, filters, size, padding=draw(st.integers(0, 1)), **options)
+    options = {
+        "stride": draw(st.integers(1, 3)),
+        "dilation": draw(st.integers(1, 3)),
+        "groups": groups,
+    }
+    layer = draw(st.sampled_from(kinds[dims]))(
+        channels, filters, size, padding=draw(st.integers(0, 1)), **options
+    )
     return operation(layer, channels, *(draw(st.integers(10, 12)) for _ in range(dims)))
 
 

@@ -32,7 +32,9 @@ def test_estimates_grow_towards_the_norms_and_never_exceed_them(name):
     model, shape = MODELS[name]
     sweep = sweep_of(model, shape)
     dense = dense_maps(model, shape).transformed
-    exact = torch.stack([torch.linalg.matrix_norm(dense[pair], 2) for pair in sweep.pairs])
+    exact = torch.stack(
+        [torch.linalg.matrix_norm(dense[pair], 2) for pair in sweep.pairs]
+    )
     vectors = random_vectors(sweep, 0)
     previous = torch.zeros_like(exact)
     with torch.no_grad():
@@ -50,7 +52,9 @@ def one_matrix(values, dtype=torch.float64):
     n = len(values)
     left, right = (torch.linalg.qr(randn(n, n, seed=seed)).Q for seed in (1, 2))
     model = nn.Linear(n, n, bias=False).double()
-    model.weight.data = left @ torch.diag(torch.tensor(values, dtype=torch.float64)) @ right
+    model.weight.data = (
+        left @ torch.diag(torch.tensor(values, dtype=torch.float64)) @ right
+    )
     return sweep_of(model.to(dtype), (n,))
 
 
@@ -64,7 +68,10 @@ def test_one_iteration_is_a_power_step_and_many_converge_much_faster(dtype):
     slow = x
     for _ in range(40):
         slow = iterate(sweep, slow, 1)
-    errors = [1 - float(estimate_norms(sweep, v).detach()) for v in (slow, iterate(sweep, x, 40))]
+    errors = [
+        1 - float(estimate_norms(sweep, v).detach())
+        for v in (slow, iterate(sweep, x, 40))
+    ]
     assert errors[0] > 1e-3
     assert errors[1] < 1e-5
 
@@ -92,7 +99,9 @@ def test_vectors_are_unit_vectors_and_reproducible():
         assert not torch.equal(x, other[i])
     for vectors in (first, iterate(sweep, first, 7)):
         for x in vectors.values():
-            torch.testing.assert_close(row_norms(x), torch.ones(len(x), dtype=x.dtype), rtol=1e-14, atol=0)
+            torch.testing.assert_close(
+                row_norms(x), torch.ones(len(x), dtype=x.dtype), rtol=1e-14, atol=0
+            )
 
 
 def test_iterations_need_no_gradient():
@@ -112,7 +121,9 @@ def test_a_map_that_is_zero_keeps_its_vector_and_has_zero_norm_and_gradient():
     norms = estimate_norms(sweep, vectors)
     assert norms[sweep.pairs.index((1, 0))] == 0
     norms.sum().backward()
-    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+    assert all(
+        torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None
+    )
 
 
 @cache
@@ -127,14 +138,22 @@ def test_float32_estimates_scale_with_the_weights(seed, exponent):
     """Squares of 1e±18 leave the range of float32; the estimate must not notice."""
     model, sweep = traced_layer()
     model.load_state_dict(gaussian(nn.Linear(3, 4), seed).float().state_dict())
-    expected = torch.linalg.matrix_norm(model.weight.double(), 2).item() * 10.0**exponent
+    expected = (
+        torch.linalg.matrix_norm(model.weight.double(), 2).item() * 10.0**exponent
+    )
     model.weight.data *= 10.0**exponent
     with torch.no_grad():
         vectors = iterate(sweep, random_vectors(sweep, 0), 200)
-        assert estimate_norms(sweep, vectors).item() == pytest.approx(expected, rel=1e-4)
+        assert estimate_norms(sweep, vectors).item() == pytest.approx(
+            expected, rel=1e-4
+        )
 
 
-@given(rows=st.integers(1, 4), seed=st.integers(0, 99), shape=st.lists(st.integers(1, 3), max_size=3))
+@given(
+    rows=st.integers(1, 4),
+    seed=st.integers(0, 99),
+    shape=st.lists(st.integers(1, 3), max_size=3),
+)
 def test_row_norms(rows, seed, shape):
     x = randn(rows, *shape, seed=seed)
     expected = x.reshape(rows, -1).square().sum(1).sqrt()
@@ -145,12 +164,17 @@ def test_row_norms(rows, seed, shape):
 
 
 def test_row_norms_of_zero_nan_and_extreme_rows():
-    rows = torch.tensor([[0.0, 0.0], [3e30, 4e30], [3e-30, 4e-30], [3.0, float("nan")]], requires_grad=True)
+    rows = torch.tensor(
+        [[0.0, 0.0], [3e30, 4e30], [3e-30, 4e-30], [3.0, float("nan")]],
+        requires_grad=True,
+    )
     norms = row_norms(rows)
     torch.testing.assert_close(norms[:3], torch.tensor([0.0, 5e30, 5e-30]))
     assert norms[3].isnan()
     norms[:3].sum().backward()
-    torch.testing.assert_close(rows.grad[:3], torch.tensor([[0.0, 0.0], [0.6, 0.8], [0.6, 0.8]]))
+    torch.testing.assert_close(
+        rows.grad[:3], torch.tensor([[0.0, 0.0], [0.6, 0.8], [0.6, 0.8]])
+    )
 
 
 def test_row_norms_gradient():

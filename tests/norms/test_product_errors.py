@@ -24,7 +24,10 @@ def rational(vector):
 
 def multiply(matrix, vector):
     """A product without rounding."""
-    return [sum((Fraction(a) * b for a, b in zip(row, vector, strict=True)), Fraction(0)) for row in matrix.tolist()]
+    return [
+        sum((Fraction(a) * b for a, b in zip(row, vector, strict=True)), Fraction(0))
+        for row in matrix.tolist()
+    ]
 
 
 def norm_above(vector):
@@ -33,7 +36,9 @@ def norm_above(vector):
     if largest == 0:
         return 0.0
     scale = 2**60 / largest
-    return float((isqrt(sum(int(abs(v) * scale) ** 2 for v in vector)) + len(vector) + 1) / scale)
+    return float(
+        (isqrt(sum(int(abs(v) * scale) ** 2 for v in vector)) + len(vector) + 1) / scale
+    )
 
 
 @pytest.mark.parametrize("name", named_models())
@@ -42,7 +47,9 @@ def test_magnitude_norm_is_above_the_norm_of_absolute_values(name):
         matrix = op.as_matrix(like=randn(1)).detach().abs()
         largest = torch.linalg.matrix_norm(matrix, 2).item()
         assert largest * (1 - 1e-12) <= magnitude_norm(op, randn(1))
-        assert magnitude_norm(op, randn(1)) <= sqrt(max(matrix.shape)) * largest * (1 + 1e-9)
+        assert magnitude_norm(op, randn(1)) <= sqrt(max(matrix.shape)) * largest * (
+            1 + 1e-9
+        )
 
 
 def test_magnitude_norm_of_a_registered_function_with_signs(monkeypatch):
@@ -52,15 +59,21 @@ def test_magnitude_norm_of_a_registered_function_with_signs(monkeypatch):
     )
     assert magnitude_norm(signed, randn(1)) == pytest.approx(sqrt(2), rel=1e-9)
     monkeypatch.setattr("lipcert.norms.product_errors._DENSE_ENTRIES", 7)
-    with pytest.raises(lipcert.UnsupportedError, match=r"state terms= and nonnegative=True in its rule"):
+    with pytest.raises(
+        lipcert.UnsupportedError, match=r"state terms= and nonnegative=True in its rule"
+    ):
         magnitude_norm(signed, randn(1))
 
 
 def cancelling(seed):
     """The second layer takes differences of what the first has made nearly equal: all digits are lost."""
     model = dense_chain(6, 4, 4, 3, seed=seed)
-    model[0].weight.data[1:] = model[0].weight.data[0] * (1 + 1e-14 * randn(3, 1, seed=seed))
-    model[2].weight.data = model[2].weight.data - model[2].weight.data.mean(1, keepdim=True)
+    model[0].weight.data[1:] = model[0].weight.data[0] * (
+        1 + 1e-14 * randn(3, 1, seed=seed)
+    )
+    model[2].weight.data = model[2].weight.data - model[2].weight.data.mean(
+        1, keepdim=True
+    )
     return model
 
 
@@ -73,9 +86,15 @@ def traced_chain(naive):
 
 @examples(2)
 @given(seed=st.integers(0, 9999), cancels=st.booleans(), naive=st.booleans())
-def test_product_errors_cover_the_difference_from_exact_arithmetic(seed, cancels, naive):
+def test_product_errors_cover_the_difference_from_exact_arithmetic(
+    seed, cancels, naive
+):
     model, network = traced_chain(naive)
-    model.load_state_dict((cancelling(seed) if cancels else dense_chain(6, 4, 4, 3, seed=seed)).state_dict())
+    model.load_state_dict(
+        (
+            cancelling(seed) if cancels else dense_chain(6, 4, 4, 3, seed=seed)
+        ).state_dict()
+    )
     errors = bound_norms(network, 3).errors
     x = randn(1, 6, seed=seed)
     pushed = network.push(0, x)
@@ -84,7 +103,9 @@ def test_product_errors_cover_the_difference_from_exact_arithmetic(seed, cancels
         exact = multiply(layer.weight, exact)
         if pushed[j - 1] is None:
             continue
-        off = norm_above([a - b for a, b in zip(rational(pushed[j - 1]), exact, strict=True)])
+        off = norm_above(
+            [a - b for a, b in zip(rational(pushed[j - 1]), exact, strict=True)]
+        )
         assert off <= errors.error((j, 0)) * norm_above(rational(x))
         exact = [value / 2 for value in exact]
 
@@ -107,7 +128,9 @@ def test_adjoint_products_have_the_same_bound(seed):
         h = m.first(x)
         return m.last(torch.cat([k * h for k in range(1, 9)], 1))
 
-    model = gaussian(Op(forward, first=nn.Linear(3, 2), last=nn.Linear(16, 2)), seed).requires_grad_(False)
+    model = gaussian(
+        Op(forward, first=nn.Linear(3, 2), last=nn.Linear(16, 2)), seed
+    ).requires_grad_(False)
     network = lipcert.trace(model, (3,))
     error = ProductErrors(network).error((1, 0))
     y = randn(1, 2, seed=seed)
@@ -135,8 +158,13 @@ def test_errors_of_deep_networks_do_not_grow_like_products_of_absolute_values(re
     """Paths around nonlinearities lead through as many layers as those through them."""
     network = transformed(dense_chain(*[20] * 16, 3).requires_grad_(False), (20,))
     if rescaled:
-        diagonals = {site: (0.3 * randn(20, seed=site)).exp() for site in range(1, network.depth + 1)}
-        network = rescale(network, {site: partial(lambda d: d, d) for site, d in diagonals.items()})
+        diagonals = {
+            site: (0.3 * randn(20, seed=site)).exp()
+            for site in range(1, network.depth + 1)
+        }
+        network = rescale(
+            network, {site: partial(lambda d: d, d) for site, d in diagonals.items()}
+        )
     norms, last = bound_norms(network, network.depth + 1), (network.depth + 1, 0)
     assert norms.errors.error(last) < 1e-10 * norms.bounds[last]
     assert norms.errors.error(last) < 1e-5 * ProductErrors(network).error(last)

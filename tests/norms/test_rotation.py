@@ -12,7 +12,9 @@ from lipcert.norms.rotation import Rotation
 
 def chain(depth, width=6, seed=0):
     torch.manual_seed(seed)
-    layers = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.ReLU())]
+    layers = [
+        layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.ReLU())
+    ]
     return nn.Sequential(*layers, nn.Linear(width, 3)).double().eval()
 
 
@@ -45,14 +47,20 @@ def test_deep_estimates_converge_to_the_exact_constant():
     weights = [layer.weight.detach() for layer in model[::2]]
 
     def norm(k, i):
-        product = torch.linalg.multi_dot(weights[i : k + 1][::-1]) if k > i else weights[i]
+        product = (
+            torch.linalg.multi_dot(weights[i : k + 1][::-1]) if k > i else weights[i]
+        )
         return torch.linalg.matrix_norm(product, 2)
 
     prefix = []
     for k in range(len(weights)):
-        shares = [0.5 * 0.5 ** (k - i) * norm(k, i) * prefix[i - 1] for i in range(1, k + 1)]
+        shares = [
+            0.5 * 0.5 ** (k - i) * norm(k, i) * prefix[i - 1] for i in range(1, k + 1)
+        ]
         prefix.append(sum(shares) + 0.5**k * norm(k, 0))
-    estimator = lipcert.Estimator(model, (6,), target="network", power_iterations=300, accelerated=True)
+    estimator = lipcert.Estimator(
+        model, (6,), target="network", power_iterations=300, accelerated=True
+    )
     assert torch.allclose(estimator().detach(), prefix[-1], rtol=1e-6)
 
 
@@ -71,8 +79,16 @@ def test_pairs_that_begin_later_than_others_do_not_disturb_them():
     for exponent in (-12, 12):
         model = chain(9).float()
         model[0].weight.data *= 10.0**exponent
-        estimator = lipcert.Estimator(model, (6,), target="network", power_iterations=7, accelerated=True)
+        estimator = lipcert.Estimator(
+            model, (6,), target="network", power_iterations=7, accelerated=True
+        )
         values = torch.stack([estimator().detach() for _ in range(12)])
-        reference = lipcert.Estimator(model.double(), (6,), target="network", power_iterations=80, accelerated=True)()
+        reference = lipcert.Estimator(
+            model.double(),
+            (6,),
+            target="network",
+            power_iterations=80,
+            accelerated=True,
+        )()
         assert torch.allclose(values[-1].double(), reference.detach(), rtol=1e-4)
         assert (values <= values[-1] * (1 + 1e-4)).all()

@@ -12,10 +12,22 @@ def array(*shape):
 
 def node(kind, inputs, output, **attributes):
     outputs = output if isinstance(output, list) else [output]
-    return helper.make_node(kind, inputs.split(), outputs, name=f"{kind}_{outputs[0]}", **attributes)
+    return helper.make_node(
+        kind, inputs.split(), outputs, name=f"{kind}_{outputs[0]}", **attributes
+    )
 
 
-def write(path, nodes, shape, *, opset=18, batch="N", output="y", dtype=TensorProto.FLOAT, **constants):
+def write(
+    path,
+    nodes,
+    shape,
+    *,
+    opset=18,
+    batch="N",
+    output="y",
+    dtype=TensorProto.FLOAT,
+    **constants,
+):
     """A file with the input x, the output y and these constants."""
     stored = []
     for name, value in constants.items():
@@ -38,7 +50,14 @@ def tensorflow_net(path):
     """(N, 8, 8, 1), SAME padding between transpositions, a Reshape from Shape: as tf2onnx writes."""
     nodes = [
         node("Transpose", "x", "a", perm=[0, 3, 1, 2]),
-        node("Conv", "a w1 b1", "c", auto_pad="SAME_UPPER", strides=[2, 2], kernel_shape=[3, 3]),
+        node(
+            "Conv",
+            "a w1 b1",
+            "c",
+            auto_pad="SAME_UPPER",
+            strides=[2, 2],
+            kernel_shape=[3, 3],
+        ),
         node("Relu", "c", "d"),
         node("Transpose", "d", "e", perm=[0, 2, 3, 1]),
         node("Add", "e shift", "f"),

@@ -11,7 +11,12 @@ from lipcert.errors import ModelError, UnsupportedError
 from lipcert.onnx_graphs import onnx_module
 from lipcert.onnx_graphs.onnx_node import OPERATORS
 from lipcert.onnx_graphs.onnx_patterns import PATTERNS
-from lipcert.onnx_graphs.onnx_runtime import TOLERANCE, difference, open_session, run_session
+from lipcert.onnx_graphs.onnx_runtime import (
+    TOLERANCE,
+    difference,
+    open_session,
+    run_session,
+)
 
 IMAGE, VECTOR = (4, 9, 8), (6,)
 HALF, TWO = np.float32(0.5), np.float32(2.0)
@@ -119,7 +124,9 @@ def test_operators_compute_what_onnxruntime_computes(name, tmp_path):
 
 
 def test_every_operator_has_a_case():
-    assert {name.split()[0] for name in CASES} | {"Split"} | set(PATTERNS) == set(OPERATORS)
+    assert {name.split()[0] for name in CASES} | {"Split"} | set(PATTERNS) == set(
+        OPERATORS
+    )
 
 
 ONE, HALF_ROOT = np.float32(1), np.float32(0.5**0.5)
@@ -127,10 +134,19 @@ GELU = [node("Mul", "a root", "b"), node("Erf", "b", "c"), node("Add", "c one", 
 WRITTEN_OUT = {
     # as exporters write them, between two dense layers
     "SiLU": (nn.SiLU(), [node("Sigmoid", "a", "b"), node("Mul", "a b", "z")]),
-    "Mish": (nn.Mish(), [node("Softplus", "a", "b"), node("Tanh", "b", "c"), node("Mul", "c a", "z")]),
-    "Softsign": (nn.Softsign(), [node("Abs", "a", "b"), node("Add", "b one", "c"), node("Div", "a c", "z")]),
+    "Mish": (
+        nn.Mish(),
+        [node("Softplus", "a", "b"), node("Tanh", "b", "c"), node("Mul", "c a", "z")],
+    ),
+    "Softsign": (
+        nn.Softsign(),
+        [node("Abs", "a", "b"), node("Add", "b one", "c"), node("Div", "a c", "z")],
+    ),
     "GELU": (nn.GELU(), [*GELU, node("Mul", "a half", "e"), node("Mul", "e d", "z")]),
-    "GELU later": (nn.GELU(), [*GELU, node("Mul", "a d", "e"), node("Mul", "e half", "z")]),
+    "GELU later": (
+        nn.GELU(),
+        [*GELU, node("Mul", "a d", "e"), node("Mul", "e half", "z")],
+    ),
 }
 
 
@@ -139,16 +155,30 @@ def test_activations_that_are_written_out_are_bounded(name, tmp_path):
     module, nodes = WRITTEN_OUT[name]
     first, last = array(6, 5), array(5, 3)
     nodes = [node("MatMul", "x first", "a"), *nodes, node("MatMul", "z last", "y")]
-    constants = {"first": first, "last": last, "one": ONE, "half": HALF, "root": HALF_ROOT}
+    constants = {
+        "first": first,
+        "last": last,
+        "one": ONE,
+        "half": HALF,
+        "root": HALF_ROOT,
+    }
     model = lipcert.load_onnx(write(tmp_path / "net.onnx", nodes, VECTOR, **constants))
-    same = nn.Sequential(nn.Linear(6, 5, bias=False), module, nn.Linear(5, 3, bias=False)).eval()
-    same.load_state_dict({"0.weight": torch.tensor(first.T), "2.weight": torch.tensor(last.T)})
+    same = nn.Sequential(
+        nn.Linear(6, 5, bias=False), module, nn.Linear(5, 3, bias=False)
+    ).eval()
+    same.load_state_dict(
+        {"0.weight": torch.tensor(first.T), "2.weight": torch.tensor(last.T)}
+    )
     found, expected = lipcert.bound(model, VECTOR), lipcert.bound(same, VECTOR)
     assert torch.allclose(found.value, expected.value, rtol=1e-5)
 
 
 def test_what_only_looks_like_a_pattern_is_none(tmp_path):
-    nodes = [node("Sigmoid", "x", "b"), node("Add", "x one", "a"), node("Mul", "a b", "y")]
+    nodes = [
+        node("Sigmoid", "x", "b"),
+        node("Add", "x one", "a"),
+        node("Mul", "a b", "y"),
+    ]
     model = lipcert.load_onnx(write(tmp_path / "net.onnx", nodes, VECTOR, one=ONE))
     x = torch.randn(3, 6)
     assert torch.allclose(model(x), (x + 1) * x.sigmoid())
@@ -156,20 +186,27 @@ def test_what_only_looks_like_a_pattern_is_none(tmp_path):
         lipcert.bound(model, VECTOR)
 
 
-@pytest.mark.parametrize("wrong", ["LeakyRelu", "Conv upper", "AveragePool", "Softmax old", "Slice", "Gemm"])
+@pytest.mark.parametrize(
+    "wrong", ["LeakyRelu", "Conv upper", "AveragePool", "Softmax old", "Slice", "Gemm"]
+)
 def test_a_wrong_reader_would_be_refused(wrong, tmp_path, monkeypatch):
     path, _ = read_case(wrong, tmp_path / "net.onnx")
     kind = wrong.split()[0]
     others = {
         "LeakyRelu": lambda view: view.step(torch.relu),
         "Conv": lambda view: OPERATORS["Conv"](_changed(view, auto_pad="SAME_LOWER")),
-        "AveragePool": lambda view: OPERATORS["AveragePool"](_changed(view, count_include_pad=1)),
+        "AveragePool": lambda view: OPERATORS["AveragePool"](
+            _changed(view, count_include_pad=1)
+        ),
         "Softmax": lambda view: view.step(torch.softmax, dim=1),
         "Slice": lambda view: view.step(torch.narrow, dim=2, start=1, length=3),
         "Gemm": lambda view: OPERATORS["Gemm"](_changed(view, alpha=1.0)),
     }
     monkeypatch.setattr(onnx_module, "OPERATORS", {**OPERATORS, kind: others[kind]})
-    with pytest.raises((ModelError, UnsupportedError), match=r"was read as something else than onnxruntime computes"):
+    with pytest.raises(
+        (ModelError, UnsupportedError),
+        match=r"was read as something else than onnxruntime computes",
+    ):
         lipcert.load_onnx(path)
     assert TOLERANCE < 1e-3
 
@@ -181,12 +218,20 @@ def _changed(view, **attributes):
 
 
 def test_pieces_are_put_together_again(tmp_path):
-    nodes = [node("Split", "x sizes", ["a", "b", "c"], axis=1), node("Concat", "c a b", "y", axis=1)]
+    nodes = [
+        node("Split", "x sizes", ["a", "b", "c"], axis=1),
+        node("Concat", "c a b", "y", axis=1),
+    ]
     path = write(tmp_path / "net.onnx", nodes, (6, 5), sizes=ints(1, 3, 2))
     x = torch.rand(3, 6, 5)
     assert torch.equal(lipcert.load_onnx(path)(x), x[:, [4, 5, 0, 1, 2, 3]])
-    nodes = [node("Split", "x", ["a", "b"], axis=-1, num_outputs=2), node("Concat", "b a", "y", axis=2)]
-    assert lipcert.load_onnx(write(tmp_path / "even.onnx", nodes, (6, 4)))(x[..., :4]).shape == (3, 6, 4)
+    nodes = [
+        node("Split", "x", ["a", "b"], axis=-1, num_outputs=2),
+        node("Concat", "b a", "y", axis=2),
+    ]
+    assert lipcert.load_onnx(write(tmp_path / "even.onnx", nodes, (6, 4)))(
+        x[..., :4]
+    ).shape == (3, 6, 4)
 
 
 def test_a_graph_for_a_single_row_is_a_module_for_any_number(tmp_path):
@@ -197,7 +242,15 @@ def test_a_graph_for_a_single_row_is_a_module_for_any_number(tmp_path):
         node("Reshape", "a t", "b"),
         node("Gemm", "b w", "y"),
     ]
-    path = write(tmp_path / "net.onnx", nodes, (3, 2), batch=1, c=constant, t=ints(1, 18), w=array(18, 5))
+    path = write(
+        tmp_path / "net.onnx",
+        nodes,
+        (3, 2),
+        batch=1,
+        c=constant,
+        t=ints(1, 18),
+        w=array(18, 5),
+    )
     model, session = lipcert.load_onnx(path), open_session(path)
     x = torch.rand(4, 3, 2)
     (expected,) = run_session(session, x, ["y"], rows=1)
@@ -221,6 +274,11 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_not_read_is_named(case, tmp_path):
     nodes, shape, message = REFUSED[case]
-    constants = {"zero": ints(0), "one": ints(1), "minus": ints(-1), "rows": array(7, 6)}
+    constants = {
+        "zero": ints(0),
+        "one": ints(1),
+        "minus": ints(-1),
+        "rows": array(7, 6),
+    }
     with pytest.raises(UnsupportedError, match=message):
         lipcert.load_onnx(write(tmp_path / "net.onnx", nodes, shape, **constants))

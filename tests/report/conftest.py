@@ -21,7 +21,11 @@ def finished(tmp_path_factory) -> Path:
 @pytest.fixture
 def run(finished, tmp_path) -> Path:
     """A copy of the run without its twin, to be changed."""
-    return Path(shutil.copytree(finished, tmp_path / "copy", ignore=shutil.ignore_patterns("standard")))
+    return Path(
+        shutil.copytree(
+            finished, tmp_path / "copy", ignore=shutil.ignore_patterns("standard")
+        )
+    )
 
 
 @pytest.fixture(scope="session")
@@ -35,4 +39,6 @@ def undrawn(monkeypatch) -> None:
     """Pages without pictures, for tests of words."""
     monkeypatch.setattr(drawing, "save_figure", lambda figure, path: [])
     monkeypatch.setattr(drawing, "inline_svg", lambda figure, label: "<svg></svg>")
-    monkeypatch.setattr("matplotlib.figure.Figure.draw_without_rendering", lambda figure: None)
+    monkeypatch.setattr(
+        "matplotlib.figure.Figure.draw_without_rendering", lambda figure: None
+    )

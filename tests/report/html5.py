@@ -24,7 +24,11 @@ class Document(HTMLParser):
         found = dict(attrs)
         self.ids += [found["id"]] if "id" in found else []
         self.images += [found["src"]] if tag == "img" else []
-        self.addresses += [value for name, value in attrs if name in ("src", "href", "xlink:href", "srcset", "action")]
+        self.addresses += [
+            value
+            for name, value in attrs
+            if name in ("src", "href", "xlink:href", "srcset", "action")
+        ]
         self.silent += tag in SILENT
         if tag in ENCLOSING:
             self.part = found.get("id", tag)

@@ -35,15 +35,24 @@ def type_epsilon(browser, text):
 def shown(browser, kind, run=0):
     """(share, count) that a card shows."""
     share, count = (
-        browser.execute_script(f"return document.querySelector('[data-run=\"{run}\"] .{kind} {tag}').textContent")
+        browser.execute_script(
+            f"return document.querySelector('[data-run=\"{run}\"] .{kind} {tag}').textContent"
+        )
         for tag in ("b", "small")
     )
     return share, int(count.split(" of ")[0].replace(",", ""))
 
 
 def requests(browser):
-    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    sent = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+    events = [
+        json.loads(entry["message"])["message"]
+        for entry in browser.get_log("performance")
+    ]
+    sent = [
+        event["params"]["request"]["url"]
+        for event in events
+        if event["method"] == "Network.requestWillBeSent"
+    ]
     return [address for address in sent if not address.startswith("data:")]
 
 
@@ -63,7 +72,10 @@ def test_a_request_and_an_error_would_be_seen(browser, tmp_path):
     bad.write_text("<img src='missing.png'><script>missing()</script>")
     browser.get_log("performance")
     browser.get(bad.as_uri())
-    assert any("missing is not defined" in entry["message"] for entry in browser.get_log("browser"))
+    assert any(
+        "missing is not defined" in entry["message"]
+        for entry in browser.get_log("browser")
+    )
     assert (tmp_path / "missing.png").as_uri() in requests(browser)
 
 
@@ -73,13 +85,29 @@ def test_the_number_field_reads_off_the_certificates(opened, finished, part):
     run = read_runs([finished])[1 if part else 0]
     radii = certificates.radius[certificates.correct].sort().values
     exact = [float(radii[k]) for k in (5, len(radii) // 2, -1)]
-    for epsilon in (0.0, 0.1, 0.25, 0.5, 2.0, *exact, *(value * (1 + 1e-15) for value in exact)):
+    for epsilon in (
+        0.0,
+        0.1,
+        0.25,
+        0.5,
+        2.0,
+        *exact,
+        *(value * (1 + 1e-15) for value in exact),
+    ):
         type_epsilon(opened, repr(epsilon))
         count = int((radii >= epsilon).sum())
-        assert shown(opened, "certified", int(bool(part))) == (f"{100 * count / len(certificates):.2f}\u202f%", count)
+        assert shown(opened, "certified", int(bool(part))) == (
+            f"{100 * count / len(certificates):.2f}\u202f%",
+            count,
+        )
         attacked = run.attacked_at(epsilon)
-        assert shown(opened, "attacked", int(bool(part)))[0] == f"{100 * attacked:.2f}\u202f%"
-    assert (radii == exact[1]).any()  # radii in the file are those of the page, to the last bit
+        assert (
+            shown(opened, "attacked", int(bool(part)))[0]
+            == f"{100 * attacked:.2f}\u202f%"
+        )
+    assert (
+        radii == exact[1]
+    ).any()  # radii in the file are those of the page, to the last bit
 
 
 def test_the_slider_moves_marker_field_and_numbers(opened, finished):
@@ -93,7 +121,10 @@ def test_the_slider_moves_marker_field_and_numbers(opened, finished):
     epsilon = float(opened.find_element(By.ID, "epsilon").get_property("value"))
     assert epsilon > 0.25
     assert float(opened.find_element(By.ID, "marker").get_attribute("x1")) > before
-    assert shown(opened, "certified")[0] == f"{100 * certificates.certified_accuracy(epsilon):.2f}\u202f%"
+    assert (
+        shown(opened, "certified")[0]
+        == f"{100 * certificates.certified_accuracy(epsilon):.2f}\u202f%"
+    )
     handle.send_keys(Keys.HOME)
     assert shown(opened, "certified")[1] == int(certificates.correct.sum())
 
@@ -118,7 +149,9 @@ def test_nonsense_in_the_number_field_changes_nothing(opened):
 
 def test_the_theme_follows_the_system_and_the_button(opened):
     def background():
-        return opened.execute_script("return getComputedStyle(document.body).backgroundColor")
+        return opened.execute_script(
+            "return getComputedStyle(document.body).backgroundColor"
+        )
 
     def prefer(scheme):
         features = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
@@ -139,7 +172,9 @@ def test_the_theme_follows_the_system_and_the_button(opened):
 
 
 def channels(colour):
-    return [int(part) for part in colour.removeprefix("rgb(").removesuffix(")").split(",")]
+    return [
+        int(part) for part in colour.removeprefix("rgb(").removesuffix(")").split(",")
+    ]
 
 
 def test_a_table_that_is_wider_than_the_page_says_that_it_scrolls(opened):
@@ -149,9 +184,14 @@ def test_a_table_that_is_wider_than_the_page_says_that_it_scrolls(opened):
         resize(opened, width)
         opened.execute_script("document.querySelector('main').style.maxWidth = 'none'")
         opened.execute_script("window.dispatchEvent(new Event('resize'))")
-        hint, box = opened.find_element(By.CSS_SELECTOR, ".sideways"), opened.find_element(By.CSS_SELECTOR, ".scroll")
+        hint, box = (
+            opened.find_element(By.CSS_SELECTOR, ".sideways"),
+            opened.find_element(By.CSS_SELECTOR, ".scroll"),
+        )
         assert hint.is_displayed() == (width == 400)
-        assert (box.get_property("scrollWidth") > box.get_property("clientWidth")) == (width == 400)
+        assert (box.get_property("scrollWidth") > box.get_property("clientWidth")) == (
+            width == 400
+        )
     for cell in opened.find_elements(By.CSS_SELECTOR, ".numbers td"):
         assert "\n" not in cell.text
         assert " %" not in cell.text  # the space before the sign does not break
@@ -163,7 +203,9 @@ def test_the_page_fits_any_width(opened, width, dark, tmp_path):
     resize(opened, width)
     if dark:
         opened.execute_script("document.getElementById('theme').click()")
-    opened.execute_script("document.querySelectorAll('details').forEach((block) => { block.open = true; })")
+    opened.execute_script(
+        "document.querySelectorAll('details').forEach((block) => { block.open = true; })"
+    )
     assert opened.execute_script("return document.documentElement.clientWidth") == width
     assert opened.execute_script("return document.documentElement.scrollWidth") <= width
     outside = opened.execute_script(

@@ -24,24 +24,40 @@ def summary_of(folder):
 @pytest.mark.parametrize("part", ["", "standard"])
 def test_attacks_agree_with_the_summary_and_with_the_certificates(finished, part):
     folder = finished / part
-    summary, certificates = summary_of(folder), read_certificates(folder / "certificates.csv")
+    summary, certificates = (
+        summary_of(folder),
+        read_certificates(folder / "certificates.csv"),
+    )
     index, distance = evidence.read_attacks(folder / "attacks.csv")
     assert len(distance) == summary["attacked_inputs"] == CONFIG.attack_inputs
-    assert set(index.diff().tolist()) == {len(certificates) // len(index), len(certificates) // len(index) + 1}
+    assert set(index.diff().tolist()) == {
+        len(certificates) // len(index),
+        len(certificates) // len(index) + 1,
+    }
     few = attacks.take(certificates, index)
     assert (distance >= few.radius).all()
-    rows = [line.split(",") for line in (folder / "attacks.csv").read_text().splitlines()]
+    rows = [
+        line.split(",") for line in (folder / "attacks.csv").read_text().splitlines()
+    ]
     assert rows[0] == ["idx", "distance", "fooled at 0.25", "fooled at 0.5"]
     for column, entry in enumerate(summary["at"], start=2):
         fooled = torch.tensor([row[column] == "1" for row in rows[1:]])
         assert entry["attacked"] == (few.correct & ~fooled).double().mean()
-        assert few.certified_accuracy(entry["epsilon"]) <= entry["attacked"] <= few.clean_accuracy
+        assert (
+            few.certified_accuracy(entry["epsilon"])
+            <= entry["attacked"]
+            <= few.clean_accuracy
+        )
     assert 0 < summary["at"][1]["attacked"] < summary["at"][0]["attacked"]
 
 
 def test_the_number_of_attacked_inputs_does_not_change_the_weights(tmp_path):
-    none = CONFIG.with_overrides(["attack_inputs=0", "compare_standard=false", "epochs=1"])
-    assert weights_digest(none) == weights_digest(none.with_overrides(["attack_inputs=7"]))
+    none = CONFIG.with_overrides(
+        ["attack_inputs=0", "compare_standard=false", "epochs=1"]
+    )
+    assert weights_digest(none) == weights_digest(
+        none.with_overrides(["attack_inputs=7"])
+    )
     result = lipcert.train(none, tmp_path)
     assert not (tmp_path / "attacks.csv").exists()
     assert result.summary.attacked_inputs == 0
@@ -55,7 +71,9 @@ def test_constants_are_guaranteed_by_both_methods(finished):
     for method, found in constants["methods"].items():
         expected = lipcert.bound(loaded.model, loaded.input_shape, method)
         assert found["mean"] == pytest.approx(expected.mean)
-        assert sum(found["contributions"].values()) == pytest.approx(found["mean"], rel=1e-9)
+        assert sum(found["contributions"].values()) == pytest.approx(
+            found["mean"], rel=1e-9
+        )
         assert found["guarantee"] == "deterministic"
     assert constants["methods"]["liplt"]["mean"] < constants["methods"]["naive"]["mean"]
     assert constants["sites"] == {"input": "", "2": "ReLU"}
@@ -63,7 +81,10 @@ def test_constants_are_guaranteed_by_both_methods(finished):
 
 def test_the_gallery_shows_what_it_says(finished):
     summary, images = summary_of(finished), load_file(finished / "gallery.safetensors")
-    certificates, test = read_certificates(finished / "certificates.csv"), data.load("digits").test
+    certificates, test = (
+        read_certificates(finished / "certificates.csv"),
+        data.load("digits").test,
+    )
     model, entries = load_model(str(finished)).model, summary["gallery"]
     groups = [entry["group"] for entry in entries]
     wrong = min(4, int((~certificates.correct).sum()))
@@ -74,17 +95,27 @@ def test_the_gallery_shows_what_it_says(finished):
     ordered = certificates.radius[certificates.correct].sort().values
     assert [entry["radius"] for entry in entries[:8]] == ordered.flip(0)[:8].tolist()
     assert [entry["radius"] for entry in entries[8:16]] == ordered[:8].tolist()
-    for entry, image, other in zip(entries, images["images"], images["adversarial"], strict=True):
+    for entry, image, other in zip(
+        entries, images["images"], images["adversarial"], strict=True
+    ):
         assert (entry["label"] == entry["prediction"]) == (entry["group"] != "wrong")
-        assert entry["adversarial_prediction"] == int(model(other[None]).argmax()) != entry["prediction"]
-        assert entry["distance"] == pytest.approx(float((other.double() - image.double()).norm()))
+        assert (
+            entry["adversarial_prediction"]
+            == int(model(other[None]).argmax())
+            != entry["prediction"]
+        )
+        assert entry["distance"] == pytest.approx(
+            float((other.double() - image.double()).norm())
+        )
         assert entry["distance"] >= entry["radius"]
         assert 0 <= other.min() <= other.max() <= 1
 
 
 def test_fewer_correct_predictions_than_places_are_shown_once():
     label = torch.tensor([0] * 11 + [1] * 6)
-    found = lipcert.Certificates(torch.zeros(17, dtype=torch.long), torch.ones(17), torch.arange(17.0), "", label)
+    found = lipcert.Certificates(
+        torch.zeros(17, dtype=torch.long), torch.ones(17), torch.arange(17.0), "", label
+    )
     chosen = evidence._choose(found)
     assert chosen == [
         *((k, "most robust") for k in range(10, 2, -1)),
@@ -94,10 +125,18 @@ def test_fewer_correct_predictions_than_places_are_shown_once():
 
 
 def test_attacks_are_repeatable_and_leave_the_random_state_alone(finished, tmp_path):
-    test, certificates = data.load("digits").test.take(slice(0, 30)), read_certificates(finished / "certificates.csv")
-    part, model = attacks.take(certificates, slice(0, 30)), load_model(str(finished)).model
+    test, certificates = (
+        data.load("digits").test.take(slice(0, 30)),
+        read_certificates(finished / "certificates.csv"),
+    )
+    part, model = (
+        attacks.take(certificates, slice(0, 30)),
+        load_model(str(finished)).model,
+    )
     state = torch.get_rng_state()
-    distances = [attacks.cross_check(model, test, part, [0.3], tmp_path) for _ in range(2)]
+    distances = [
+        attacks.cross_check(model, test, part, [0.3], tmp_path) for _ in range(2)
+    ]
     assert torch.equal(*distances)
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.isfinite(distances[0]).any()
@@ -105,26 +144,48 @@ def test_attacks_are_repeatable_and_leave_the_random_state_alone(finished, tmp_p
 
 @pytest.mark.parametrize("attack", ["cross_check", "gallery"])
 def test_a_success_inside_a_radius_is_an_error(finished, tmp_path, attack):
-    test, certificates = data.load("digits").test.take(slice(0, 20)), read_certificates(finished / "certificates.csv")
-    part, model = attacks.take(certificates, slice(0, 20)), load_model(str(finished)).model
+    test, certificates = (
+        data.load("digits").test.take(slice(0, 20)),
+        read_certificates(finished / "certificates.csv"),
+    )
+    part, model = (
+        attacks.take(certificates, slice(0, 20)),
+        load_model(str(finished)).model,
+    )
     part.radius[3] = 10.0
     judge = {
         "cross_check": lambda: attacks.cross_check(model, test, part, [0.3], tmp_path),
         "gallery": lambda: evidence.write_gallery(model, test, part, tmp_path),
     }[attack]
-    with pytest.raises(CertificateViolation, match="the certificate of input 3 does not hold"):
+    with pytest.raises(
+        CertificateViolation, match="the certificate of input 3 does not hold"
+    ):
         judge()
     assert (tmp_path / "violation.safetensors").exists()
     assert not (tmp_path / "gallery.safetensors").exists()
 
 
-def test_a_run_that_is_stopped_while_it_attacks_is_finished_later(finished, run, monkeypatch):
+def test_a_run_that_is_stopped_while_it_attacks_is_finished_later(
+    finished, run, monkeypatch
+):
     """Nothing says that it is finished; what was there is used again."""
     expected = (finished / "attacks.csv").read_text()
     config = run / "config.toml"
-    config.write_text(config.read_text().replace("compare_standard = true", "compare_standard = false"))
-    (run / "checkpoint.safetensors").unlink()  # it belongs to the configuration with a twin
-    for name in ("summary.json", "attacks.csv", "gallery.safetensors", "model.safetensors", "metrics.jsonl"):
+    config.write_text(
+        config.read_text().replace(
+            "compare_standard = true", "compare_standard = false"
+        )
+    )
+    (
+        run / "checkpoint.safetensors"
+    ).unlink()  # it belongs to the configuration with a twin
+    for name in (
+        "summary.json",
+        "attacks.csv",
+        "gallery.safetensors",
+        "model.safetensors",
+        "metrics.jsonl",
+    ):
         (run / name).unlink()
 
     def stop(*arguments):
@@ -144,7 +205,14 @@ def test_a_run_that_is_stopped_while_it_attacks_is_finished_later(finished, run,
 
 
 @pytest.mark.parametrize(
-    "text", ["", "idx,distance\n2,0.1\n1,0.3\n", "idx,distance\n0,nan\n", "idx\n0\n", "idx,distance\n0,near\n"]
+    "text",
+    [
+        "",
+        "idx,distance\n2,0.1\n1,0.3\n",
+        "idx,distance\n0,nan\n",
+        "idx\n0\n",
+        "idx,distance\n0,near\n",
+    ],
 )
 def test_damaged_attacks_are_refused(tmp_path, text):
     path = tmp_path / "attacks.csv"

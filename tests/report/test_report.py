@@ -16,11 +16,25 @@ from lipcert.report import compare, write_report
 from lipcert.report.side_by_side import duration
 from lipcert.runs import read_runs
 
-SECTIONS = ["runs", "accuracy", "radii", "contributions", "pairwise", "training", "gallery", "repeat"]
+SECTIONS = [
+    "runs",
+    "accuracy",
+    "radii",
+    "contributions",
+    "pairwise",
+    "training",
+    "gallery",
+    "repeat",
+]
 
 
 def invoke(*arguments):
-    result = CliRunner().invoke(app, [str(part) for part in arguments], catch_exceptions=False, env={"COLUMNS": "200"})
+    result = CliRunner().invoke(
+        app,
+        [str(part) for part in arguments],
+        catch_exceptions=False,
+        env={"COLUMNS": "200"},
+    )
     assert result.exit_code == 0
     return result.output
 
@@ -36,7 +50,11 @@ def test_the_page_says_what_the_folder_holds(page, finished):
     assert [section for section in document.ids if section in SECTIONS] == SECTIONS
     lead = document.text_of("header")
     median = float(certificates.radius.median())
-    for share in (certificates.clean_accuracy, certificates.certified_accuracy(0.25), summary["at"][0]["attacked"]):
+    for share in (
+        certificates.clean_accuracy,
+        certificates.certified_accuracy(0.25),
+        summary["at"][0]["attacked"],
+    ):
         assert f"{100 * share:.1f}\u202f%" in lead
     assert f"{median:.3g} or more" in lead
     assert "The same network trained for accuracy only, digits (standard)" in lead
@@ -45,7 +63,9 @@ def test_the_page_says_what_the_folder_holds(page, finished):
     for fact in (environment["data"]["checksum"], environment["processor"], f"torch {environment['versions']['torch']}",
                  "deterministic", "l2, pixels in [0, 1]", "attack_inputs = 80", summary["fingerprint"]):  # fmt: skip
         assert fact in repeat
-    assert len(document.images) == 2 * (len(summary["gallery"]) + len(twin_summary(finished)["gallery"]))
+    assert len(document.images) == 2 * (
+        len(summary["gallery"]) + len(twin_summary(finished)["gallery"])
+    )
     assert "left out" not in document.text
 
 
@@ -59,7 +79,9 @@ def test_the_page_needs_nothing_else(page):
     assert document.duplicate_ids == []
     for address in document.addresses:
         assert address.startswith(("data:", "#", "figures/"))
-    for picture in (address for address in document.addresses if address.startswith("figures/")):
+    for picture in (
+        address for address in document.addresses if address.startswith("figures/")
+    ):
         assert (page.parent / picture).stat().st_size > 1000
     text = page.read_text("utf-8")
     assert not re.search(r"@import|<script[^>]+src=|url\((?!#)", text)
@@ -68,9 +90,16 @@ def test_the_page_needs_nothing_else(page):
 def test_figures_are_written_as_png_and_svg(page):
     names = {path.stem for path in (page.parent / "figures").iterdir()}
     kinds = ("radii", "contributions", "pairwise", "constants", "losses", "accuracies")
-    assert names == {"accuracy", *(f"{kind}-digits{twin}" for kind in kinds for twin in ("", "-standard"))}
+    assert names == {
+        "accuracy",
+        *(f"{kind}-digits{twin}" for kind in kinds for twin in ("", "-standard")),
+    }
     for name in names:
-        assert (page.parent / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert (
+            (page.parent / "figures" / f"{name}.png")
+            .read_bytes()
+            .startswith(b"\x89PNG")
+        )
         assert "<svg" in (page.parent / "figures" / f"{name}.svg").read_text()
 
 
@@ -84,14 +113,23 @@ def test_one_run_is_written_into_its_folder(run):
 
 
 def test_several_runs_stand_side_by_side(finished, run, tmp_path, undrawn):
-    edit(run / "summary.json", name="other", at=[{"epsilon": 0.4, "certified": 0.5, "attacked": None}])
+    edit(
+        run / "summary.json",
+        name="other",
+        at=[{"epsilon": 0.4, "certified": 0.5, "attacked": None}],
+    )
     runs = read_runs([run, finished])
     assert [r.name for r in runs] == ["other", "digits", "digits (standard)"]
     table = compare(runs)
-    assert [c for c in table.columns if "certified" in c] == [f"certified at ε = {eps}" for eps in (0.25, 0.4, 0.5)]
+    assert [c for c in table.columns if "certified" in c] == [
+        f"certified at ε = {eps}" for eps in (0.25, 0.4, 0.5)
+    ]
     certificates = read_certificates(run / "certificates.csv")
     row = dict(zip(table.columns, table.rows[0], strict=True))
-    assert row["certified at ε = 0.4"] == f"{100 * certificates.certified_accuracy(0.4):.2f}\u202f%"
+    assert (
+        row["certified at ε = 0.4"]
+        == f"{100 * certificates.certified_accuracy(0.4):.2f}\u202f%"
+    )
     page = write_report([run, finished], tmp_path / "out")
     document = parse(page)
     assert page == tmp_path / "out" / "report.html"
@@ -103,10 +141,15 @@ def test_several_runs_stand_side_by_side(finished, run, tmp_path, undrawn):
 
 def test_the_table_says_how_many_inputs_were_attacked(finished, run):
     table = compare(read_runs([finished]))
-    assert [row[table.columns.index("inputs attacked")] for row in table.rows] == ["80 of 359", "80 of 359"]
+    assert [row[table.columns.index("inputs attacked")] for row in table.rows] == [
+        "80 of 359",
+        "80 of 359",
+    ]
     for row in table.rows:
         cell = row[table.columns.index("attacked at ε = 0.25")]
-        certified, attacked, clean = (float(part.rstrip("%\u202f ")) for part in cell.split("≤"))
+        certified, attacked, clean = (
+            float(part.rstrip("%\u202f ")) for part in cell.split("≤")
+        )
         assert certified <= attacked <= clean
     (run / "attacks.csv").unlink()
     assert not any("attacked" in column for column in compare(read_runs([run])).columns)
@@ -120,12 +163,30 @@ def test_equal_names_are_told_apart_and_equal_folders_refused(finished, run):
 
 
 MISSING = {
-    "attacks.csv": ("accuracy", "Accuracy under attack is left out for digits: there is no attacks.csv."),
-    "constants.json": ("contributions", "The naive method is left out for digits: there is no constants.json."),
-    "bound.json": ("pairwise", "The constants are left out for digits: there is no bound.json."),
-    "metrics.jsonl": ("training", "The training is left out for digits: there is no metrics.jsonl."),
-    "gallery.safetensors": ("gallery", "The images are left out for digits: there is no gallery.safetensors."),
-    "environment.json": ("repeat", "The environment is left out for digits: there is no environment.json."),
+    "attacks.csv": (
+        "accuracy",
+        "Accuracy under attack is left out for digits: there is no attacks.csv.",
+    ),
+    "constants.json": (
+        "contributions",
+        "The naive method is left out for digits: there is no constants.json.",
+    ),
+    "bound.json": (
+        "pairwise",
+        "The constants are left out for digits: there is no bound.json.",
+    ),
+    "metrics.jsonl": (
+        "training",
+        "The training is left out for digits: there is no metrics.jsonl.",
+    ),
+    "gallery.safetensors": (
+        "gallery",
+        "The images are left out for digits: there is no gallery.safetensors.",
+    ),
+    "environment.json": (
+        "repeat",
+        "The environment is left out for digits: there is no environment.json.",
+    ),
 }
 
 
@@ -138,7 +199,9 @@ def test_what_is_missing_is_left_out_with_the_reason(run, file, undrawn):
     assert document.text.count("left out") == 1
     if section in ("pairwise", "training", "gallery"):
         assert "PNG" not in document.text_of(section)
-        assert document.text_of(section).count(".") == 2  # nothing but the reason, which names a file
+        assert (
+            document.text_of(section).count(".") == 2
+        )  # nothing but the reason, which names a file
 
 
 @pytest.mark.parametrize("file", [*MISSING, "bound.safetensors"])
@@ -154,7 +217,9 @@ def test_numbers_of_other_weights_are_left_out(run, finished, undrawn):
         shutil.copy(finished / "standard" / name, run / name)
     document = parse(write_report([run]))
     for section in ("contributions", "pairwise"):
-        assert "belongs to other weights than the certificates" in document.text_of(section)
+        assert "belongs to other weights than the certificates" in document.text_of(
+            section
+        )
         assert "PNG" not in document.text_of(section)
 
 
@@ -164,18 +229,34 @@ def test_numbers_of_other_weights_are_left_out(run, finished, undrawn):
         ("summary.json", "{", r"summary\.json is damaged"),
         ("summary.json", "[]", r"summary\.json is damaged"),
         ("summary.json", '{"at": []}', r"summary\.json is damaged"),
-        ("summary.json", None, r"holds no finished run: summary.json is missing; finish it with .*--resume"),
+        (
+            "summary.json",
+            None,
+            r"holds no finished run: summary.json is missing; finish it with .*--resume",
+        ),
         ("certificates.csv", None, r"certificates\.csv cannot be read"),
-        ("certificates.csv", "idx,label\n0,1\n", r"certificates\.csv cannot be read .*damaged"),
-        ("certificates.csv", "idx,label,prediction,margin,radius\n", r"certificates\.csv holds no certificates"),
+        (
+            "certificates.csv",
+            "idx,label\n0,1\n",
+            r"certificates\.csv cannot be read .*damaged",
+        ),
+        (
+            "certificates.csv",
+            "idx,label,prediction,margin,radius\n",
+            r"certificates\.csv holds no certificates",
+        ),
     ],
 )
-def test_a_folder_without_its_certificates_is_refused(run, file, text, message, undrawn):
+def test_a_folder_without_its_certificates_is_refused(
+    run, file, text, message, undrawn
+):
     if text is None:
         (run / file).unlink()
     else:
         (run / file).write_text(text)
-        (run / "certificates.origin.json").unlink()  # without it, the rows alone are judged
+        (
+            run / "certificates.origin.json"
+        ).unlink()  # without it, the rows alone are judged
     with pytest.raises(DataError, match=message):
         write_report([run])
     assert not (run / "report.html").exists()
@@ -183,22 +264,35 @@ def test_a_folder_without_its_certificates_is_refused(run, file, text, message, 
 
 
 def test_edited_certificates_are_refused(run, undrawn):
-    header, first, *others = (run / "certificates.csv").read_text().splitlines(keepends=True)
-    (run / "certificates.csv").write_text(header + first.rsplit(",", 1)[0] + ",9.0\n" + "".join(others))
+    header, first, *others = (
+        (run / "certificates.csv").read_text().splitlines(keepends=True)
+    )
+    (run / "certificates.csv").write_text(
+        header + first.rsplit(",", 1)[0] + ",9.0\n" + "".join(others)
+    )
     with pytest.raises(
-        DataError, match=r"certificates\.csv cannot be read .*was edited or is damaged: .* certify the mod"
+        DataError,
+        match=r"certificates\.csv cannot be read .*was edited or is damaged: .* certify the mod",
     ):
         write_report([run])
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"holds no finished run: summary\.json is missing; give a run folder"):
+    with pytest.raises(
+        DataError,
+        match=r"holds no finished run: summary\.json is missing; give a run folder",
+    ):
         write_report([tmp_path / "nothing"])
 
 
 def test_names_from_the_outside_cannot_become_markup(run, undrawn):
     names = ["<script>alert(1)</script>", *(f'"{k}&' for k in range(9))]
-    edit(run / "summary.json", name="<b>bold</b>", class_names=names, note="</script><script>alert(2)</script>")
+    edit(
+        run / "summary.json",
+        name="<b>bold</b>",
+        class_names=names,
+        note="</script><script>alert(2)</script>",
+    )
     page = write_report([run])
     assert "<script>alert" not in page.read_text("utf-8")
     assert "<b>bold" not in page.read_text("utf-8")
@@ -206,7 +300,9 @@ def test_names_from_the_outside_cannot_become_markup(run, undrawn):
 
 
 def test_tables():
-    table = TextTable("", ["run", "at ε = 0.5"], [["a_b|c", "50\u202f%"], ["d & e", "–"]], words=1)
+    table = TextTable(
+        "", ["run", "at ε = 0.5"], [["a_b|c", "50\u202f%"], ["d & e", "–"]], words=1
+    )
     assert table.markdown() == (
         "| run | at ε = 0.5 |\n| :--- | ---: |\n| a_b\\|c | 50\u202f% |\n| d & e | – |\n"
     )  # fmt: skip
@@ -214,15 +310,27 @@ def test_tables():
         r"\begin{tabular}{lr}", r"\toprule", r"run & at $\varepsilon$ = 0.5 \\", r"\midrule", r"a\_b|c & 50\,\% \\",
         r"d \& e & -- \\", r"\bottomrule", r"\end{tabular}",
     ]  # fmt: skip
-    assert [duration(s) for s in (3.14159, 600, 9000)] == ["3.14\u202fs", "10\u202fmin", "2.5\u202fh"]
+    assert [duration(s) for s in (3.14159, 600, 9000)] == [
+        "3.14\u202fs",
+        "10\u202fmin",
+        "2.5\u202fh",
+    ]
 
 
 def test_the_command_writes_the_page_and_prints_the_table(finished, tmp_path, undrawn):
-    assert f"report: {tmp_path / 'report.html'}" in invoke("report", finished, "--out", tmp_path)
+    assert f"report: {tmp_path / 'report.html'}" in invoke(
+        "report", finished, "--out", tmp_path
+    )
     for kind, file in (("markdown", "table.md"), ("latex", "table.tex")):
         printed = invoke("report", finished, "--out", tmp_path, "--table", kind)
-        assert printed == (tmp_path / file).read_text("utf-8") == getattr(compare(read_runs([finished])), kind)()
-    with pytest.raises(OptionError, match="--table is 'html', expected one of markdown, latex"):
+        assert (
+            printed
+            == (tmp_path / file).read_text("utf-8")
+            == getattr(compare(read_runs([finished])), kind)()
+        )
+    with pytest.raises(
+        OptionError, match="--table is 'html', expected one of markdown, latex"
+    ):
         invoke("report", finished, "--table", "html")
 
 
@@ -233,8 +341,19 @@ def test_train_ends_with_a_report(finished, run, undrawn):
 
 
 def test_certify_ends_with_a_report(finished, tmp_path, undrawn):
-    arguments = ("certify", finished / "model.safetensors", "--data", "digits", "--eps", 0.2, "--out", tmp_path)
-    assert f"report: {tmp_path / 'report.html'}" in invoke(*arguments, "--limit", 30, "--quiet")
+    arguments = (
+        "certify",
+        finished / "model.safetensors",
+        "--data",
+        "digits",
+        "--eps",
+        0.2,
+        "--out",
+        tmp_path,
+    )
+    assert f"report: {tmp_path / 'report.html'}" in invoke(
+        *arguments, "--limit", 30, "--quiet"
+    )
     document = parse(tmp_path / "report.html")
     assert document.text.count("left out") == 2
     assert "Accuracy under attack is left out" in document.text_of("accuracy")

@@ -25,5 +25,10 @@ def weights(folder: Path) -> dict[str, Any]:
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
     """The metrics of a run without the times."""
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in record.items() if name != "seconds"} for record in records]
+    records = [
+        json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()
+    ]
+    return [
+        {name: value for name, value in record.items() if name != "seconds"}
+        for record in records
+    ]

@@ -12,7 +12,12 @@ import lipcert
 from lipcert.errors import CheckpointError
 from lipcert.runs.working import working_in
 from lipcert.training import checkpoint, resume
-from lipcert.training.checkpoint import Position, TrainingState, read_checkpoint, write_checkpoint
+from lipcert.training.checkpoint import (
+    Position,
+    TrainingState,
+    read_checkpoint,
+    write_checkpoint,
+)
 
 
 @pytest.fixture(scope="module")
@@ -26,14 +31,24 @@ def unfinished(tmp_path_factory):
 
 @pytest.fixture
 def run_folder(unfinished, tmp_path):
-    for name in ("config.toml", "environment.json", "metrics.jsonl", "checkpoint.safetensors"):
+    for name in (
+        "config.toml",
+        "environment.json",
+        "metrics.jsonl",
+        "checkpoint.safetensors",
+    ):
         (tmp_path / name).write_bytes((unfinished / name).read_bytes())
     return tmp_path
 
 
 def small_parts(seed: int) -> TrainingState:
     torch.manual_seed(seed)
-    model = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(3, 2))
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(2, 3, 3),
+        torch.nn.ReLU(),
+        torch.nn.Flatten(),
+        torch.nn.Linear(3, 2),
+    )
     model.to(memory_format=torch.channels_last)
     optimizer = torch.optim.Adam(model.parameters())
     estimator = lipcert.Estimator(model, (2, 3, 3), seed=seed)
@@ -44,7 +59,11 @@ def small_parts(seed: int) -> TrainingState:
 
 
 def test_round_trip_restores_values_and_memory_formats(tmp_path):
-    source, target, path = small_parts(0), small_parts(1), tmp_path / "state.safetensors"
+    source, target, path = (
+        small_parts(0),
+        small_parts(1),
+        tmp_path / "state.safetensors",
+    )
     position = Position(3, 17, {"loss": 0.1 + 0.2, "count": 1e-300})
     write_checkpoint(path, source.tensors(), position, "config")
     tensors, found = read_checkpoint(path, "config")
@@ -52,7 +71,11 @@ def test_round_trip_restores_values_and_memory_formats(tmp_path):
     target.restore(tensors, path)
     expected, restored = source.tensors(), target.tensors()
     assert expected.keys() == restored.keys()
-    assert {name.split(".")[0] for name in expected} == {"model", "optimizer", "estimator"}
+    assert {name.split(".")[0] for name in expected} == {
+        "model",
+        "optimizer",
+        "estimator",
+    }
     assert all(torch.equal(expected[name], restored[name]) for name in expected)
     weight = target.model[0].weight
     assert target.optimizers[0].state[weight]["exp_avg"].stride() == weight.stride()
@@ -65,9 +88,14 @@ def test_truncated_checkpoints_are_refused_by_name(run_folder, share):
     content = path.read_bytes()
     path.write_bytes(content[: int(len(content) * share)])
     before = sorted(entry.name for entry in run_folder.iterdir())
-    with pytest.raises(CheckpointError, match=r"checkpoint.safetensors is truncated or not a checkpoint .*remove it"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"checkpoint.safetensors is truncated or not a checkpoint .*remove it",
+    ):
         resume(run_folder)
-    assert sorted(entry.name for entry in run_folder.iterdir()) == sorted([".lock", *before])
+    assert sorted(entry.name for entry in run_folder.iterdir()) == sorted(
+        [".lock", *before]
+    )
 
 
 def test_altered_checkpoints_are_refused_by_name(run_folder):
@@ -75,13 +103,21 @@ def test_altered_checkpoints_are_refused_by_name(run_folder):
     content = bytearray(path.read_bytes())
     content[-5] ^= 1
     path.write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"checkpoint.safetensors is damaged: .* checksum"):
+    with pytest.raises(
+        CheckpointError, match=r"checkpoint.safetensors is damaged: .* checksum"
+    ):
         resume(run_folder)
     path.write_bytes((run_folder / "config.toml").read_bytes())
-    with pytest.raises(CheckpointError, match=r"checkpoint.safetensors is truncated or not a checkpoint"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"checkpoint.safetensors is truncated or not a checkpoint",
+    ):
         resume(run_folder)
     save_file({"weight": torch.zeros(3)}, path)
-    with pytest.raises(CheckpointError, match=r"checkpoint.safetensors is not a checkpoint of this version"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"checkpoint.safetensors is not a checkpoint of this version",
+    ):
         resume(run_folder)
 
 
@@ -89,23 +125,37 @@ def test_checkpoints_of_other_runs_are_refused_by_name(run_folder):
     config, path = run_folder / "config.toml", run_folder / "checkpoint.safetensors"
     text = config.read_text()
     config.write_text(text.replace("seed = 0", "seed = 1"))
-    with pytest.raises(CheckpointError, match=r"checkpoint.safetensors belongs to another configuration"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"checkpoint.safetensors belongs to another configuration",
+    ):
         resume(run_folder)
     config.write_text(text)
     with safe_open(path, framework="pt") as file:
         digest = file.metadata()["config"]
     tensors = load_file(path)
-    write_checkpoint(path, {**tensors, "model.extra": torch.zeros(1)}, Position(1), digest)
-    with pytest.raises(CheckpointError, match=r"does not fit the configuration: model.extra is only on one side"):
+    write_checkpoint(
+        path, {**tensors, "model.extra": torch.zeros(1)}, Position(1), digest
+    )
+    with pytest.raises(
+        CheckpointError,
+        match=r"does not fit the configuration: model.extra is only on one side",
+    ):
         resume(run_folder)
-    write_checkpoint(path, {**tensors, "model.1.bias": torch.zeros(7)}, Position(1), digest)
-    with pytest.raises(CheckpointError, match=r"model.1.bias has shape \(7,\), expected \(64,\)"):
+    write_checkpoint(
+        path, {**tensors, "model.1.bias": torch.zeros(7)}, Position(1), digest
+    )
+    with pytest.raises(
+        CheckpointError, match=r"model.1.bias has shape \(7,\), expected \(64,\)"
+    ):
         resume(run_folder)
     with pytest.raises(CheckpointError, match=r"absent.safetensors does not exist"):
         read_checkpoint(run_folder / "absent.safetensors", digest)
 
 
-def test_a_write_that_fails_leaves_the_old_checkpoint_and_nothing_else(tmp_path, monkeypatch):
+def test_a_write_that_fails_leaves_the_old_checkpoint_and_nothing_else(
+    tmp_path, monkeypatch
+):
     path, parts = tmp_path / "state.safetensors", small_parts(0)
     write_checkpoint(path, parts.tensors(), Position(1), "config")
 

@@ -34,9 +34,13 @@ def test_a_step_has_the_length_of_the_learning_rate_whatever_the_gradient():
         weight = nn.Parameter(torch.zeros(8, 4, dtype=torch.float64))
         weight.grad = scale * randn(8, 4)
         KernelMuon([weight], lr=0.1).step()
-        assert torch.linalg.matrix_norm(weight, 2).item() == pytest.approx(0.1 * 2**0.5, rel=0.3)
+        assert torch.linalg.matrix_norm(weight, 2).item() == pytest.approx(
+            0.1 * 2**0.5, rel=0.3
+        )
 
 
 def test_kernels_are_the_weights_of_dense_layers_and_convolutions():
-    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3))
+    model = nn.Sequential(
+        nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3)
+    )
     assert [tuple(kernel.shape) for kernel in kernels(model)] == [(2, 1, 3, 3), (3, 8)]

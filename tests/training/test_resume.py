@@ -24,7 +24,12 @@ from lipcert.training import TrainConfig, checkpoint, resume
 KILLS = 10 if os.environ.get("LIPCERT_FULL") == "1" else 3
 # Four epochs of 12 steps with a checkpoint after each: the second epoch is the first with constants.
 CONFIG = tiny(
-    "model=2C2F", "epochs=4", "checkpoint_seconds=0", "batch_size=128", "augmentation.flip=true", "clip_norm=5"
+    "model=2C2F",
+    "epochs=4",
+    "checkpoint_seconds=0",
+    "batch_size=128",
+    "augmentation.flip=true",
+    "clip_norm=5",
 )
 FORK = multiprocessing.get_context("fork")
 
@@ -40,8 +45,12 @@ def assert_same_run(folder: Path, reference: Path) -> None:
     for name in ("model.safetensors", "checkpoint.safetensors"):
         found, expected = load_file(folder / name), load_file(reference / name)
         assert found.keys() == expected.keys()
-        assert all(torch.equal(found[tensor], expected[tensor]) for tensor in expected), name
-    assert (folder / "certificates.csv").read_bytes() == (reference / "certificates.csv").read_bytes()
+        assert all(
+            torch.equal(found[tensor], expected[tensor]) for tensor in expected
+        ), name
+    assert (folder / "certificates.csv").read_bytes() == (
+        reference / "certificates.csv"
+    ).read_bytes()
     assert metrics(folder) == metrics(reference)
     assert [path.name for path in folder.glob(".*")] == [".lock"]
 
@@ -112,14 +121,26 @@ def test_the_command_line_resumes(uninterrupted, tmp_path):
     folder = tmp_path / "run"
     command = [sys.executable, "-m", "lipcert", "train"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    began = [*command, str(tmp_path / "digits.toml"), "--run-dir", str(folder), "--quiet"]
-    process = subprocess.Popen(began, env=environment, stderr=subprocess.PIPE, text=True)
+    began = [
+        *command,
+        str(tmp_path / "digits.toml"),
+        "--run-dir",
+        str(folder),
+        "--quiet",
+    ]
+    process = subprocess.Popen(
+        began, env=environment, stderr=subprocess.PIPE, text=True
+    )
     while process.poll() is None and not read_metrics(folder):
         time.sleep(0.01)
     process.kill()
     assert process.wait() == -signal.SIGKILL, process.stderr.read()
     done = subprocess.run(
-        [*command, "--resume", str(folder)], env=environment, capture_output=True, text=True, check=False
+        [*command, "--resume", str(folder)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert "certified at ε" in " ".join(done.stdout.split())
@@ -130,7 +151,11 @@ def test_the_command_line_resumes(uninterrupted, tmp_path):
 @pytest.mark.parametrize("optimizer", ["adam", "muon"])
 def test_scales_continue_with_the_weights(tmp_path, optimizer):
     """Their values and the optimizers' moments are part of the checkpoint."""
-    config = tiny("estimator.method=rescaled", f"optimizer.type={optimizer}", "checkpoint_seconds=0")
+    config = tiny(
+        "estimator.method=rescaled",
+        f"optimizer.type={optimizer}",
+        "checkpoint_seconds=0",
+    )
     lipcert.train(config, tmp_path / "whole")
 
     def interrupt(what: str, fraction: float, figures: str = "") -> None:
@@ -144,8 +169,13 @@ def test_scales_continue_with_the_weights(tmp_path, optimizer):
     state = load_file(tmp_path / "whole" / "checkpoint.safetensors")
     assert state["estimator.scales.log_1"].abs().max() > 1e-3
     assert "optimizer.estimator.scales.log_1.exp_avg" in state
-    assert any(name.endswith("weight.momentum_buffer") for name in state) == (optimizer == "muon")
-    assert json.loads((tmp_path / "whole" / "summary.json").read_text())["method"] == "rescaled"
+    assert any(name.endswith("weight.momentum_buffer") for name in state) == (
+        optimizer == "muon"
+    )
+    assert (
+        json.loads((tmp_path / "whole" / "summary.json").read_text())["method"]
+        == "rescaled"
+    )
 
 
 def test_two_processes_do_not_work_in_one_folder(tmp_path):

@@ -20,13 +20,20 @@ def test_constant_then_geometric_to_the_final_rate(decay, more, lr0, lrf):
     rates = [lr0, *(learning_rate(schedule, epoch, epochs) for epoch in range(epochs))]
     assert rates[: decay + 1] == [lr0] * (decay + 1)
     assert rates[-1] == pytest.approx(lrf)
-    factors = [after / before for before, after in zip(rates[decay:], rates[decay + 1 :], strict=False)]
+    factors = [
+        after / before
+        for before, after in zip(rates[decay:], rates[decay + 1 :], strict=False)
+    ]
     assert factors == pytest.approx([factors[0]] * more)
 
 
 def test_the_linear_schedule_warms_up_and_falls_to_zero_step_by_step():
     schedule = ScheduleConfig(decay="linear", lr0=1.0, warmup_steps=4)
-    rates = [learning_rate(schedule, epoch, 5, step, 10) for epoch in range(5) for step in range(10)]
+    rates = [
+        learning_rate(schedule, epoch, 5, step, 10)
+        for epoch in range(5)
+        for step in range(10)
+    ]
     assert rates[:4] == pytest.approx([0.25, 0.5 * 0.98, 0.75 * 0.96, 0.94])
     assert rates[10] == pytest.approx(0.8)
     assert rates[-1] == pytest.approx(0.02)

@@ -35,10 +35,21 @@ def options(*overrides: str) -> list[str]:
 
 
 def test_train_prints_a_table_with_the_twin_and_the_folder(tmp_path):
-    output = invoke("train", "--run-dir", str(tmp_path / "run"), "--quiet", *options("compare_standard=true"))
-    summaries = [json.loads((tmp_path / "run" / part / "summary.json").read_text()) for part in ("", "standard")]
+    output = invoke(
+        "train",
+        "--run-dir",
+        str(tmp_path / "run"),
+        "--quiet",
+        *options("compare_standard=true"),
+    )
+    summaries = [
+        json.loads((tmp_path / "run" / part / "summary.json").read_text())
+        for part in ("", "standard")
+    ]
     for summary in summaries:
-        row = next(line for line in output.splitlines() if summary["loss"] in line.split())
+        row = next(
+            line for line in output.splitlines() if summary["loss"] in line.split()
+        )
         assert f"{summary['clean']:.2%}" in row
         assert f"{summary['at'][0]['certified']:.2%}" in row
     assert [summary["loss"] for summary in summaries] == ["crm", "standard"]
@@ -46,7 +57,9 @@ def test_train_prints_a_table_with_the_twin_and_the_folder(tmp_path):
 
 
 def test_json(tmp_path):
-    result = json.loads(invoke("train", "digits", "--run-dir", str(tmp_path), "--json", *options()))
+    result = json.loads(
+        invoke("train", "digits", "--run-dir", str(tmp_path), "--json", *options())
+    )
     assert result["folder"] == str(tmp_path)
     assert result["at"][0]["epsilon"] == 0.25
 
@@ -62,15 +75,23 @@ def test_presets_lists_all_with_their_notes():
 def test_no_name_is_cut_in_a_narrow_terminal(columns, monkeypatch):
     monkeypatch.setattr(cli.console, "width", columns)
     output = CliRunner().invoke(cli.app, ["presets"]).stdout
-    lines = [[cell.strip() for cell in line.split("│")] for line in output.splitlines() if "│" in line]
+    lines = [
+        [cell.strip() for cell in line.split("│")]
+        for line in output.splitlines()
+        if "│" in line
+    ]
     assert all(len(line) <= columns for line in output.splitlines())
     assert "".join(name for name, *_ in lines) == "".join(presets())
-    assert (["cifar10-6c2f-authors-units", "6C2F", "crm", "400", "0.07059"] in lines) == (columns == 80)
+    assert (
+        ["cifar10-6c2f-authors-units", "6C2F", "crm", "400", "0.07059"] in lines
+    ) == (columns == 80)
 
 
 def test_no_number_is_cut_in_a_narrow_terminal():
     numbers = ["crm", *(f"{k}1.2345%" for k in range(1, 8))]
-    table = TextTable("accuracies", [f"certified at {k}" for k in range(8)], [numbers], "a note")
+    table = TextTable(
+        "accuracies", [f"certified at {k}" for k in range(8)], [numbers], "a note"
+    )
     for width in (40, 60, 160):
         console = Console(width=width, record=True, file=io.StringIO())
         console.print(table.rich())
@@ -80,27 +101,55 @@ def test_no_number_is_cut_in_a_narrow_terminal():
 
 
 def test_tables_in_files_are_wide():
-    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    environment = {
+        name: value for name, value in os.environ.items() if name != "COLUMNS"
+    }
     command = [sys.executable, "-m", "lipcert", "presets"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True
+    )
     assert 120 < max(map(len, done.stdout.splitlines())) <= 160
 
 
 def test_the_table_says_how_many_inputs_were_attacked(tmp_path):
-    some = invoke("train", "--run-dir", str(tmp_path / "some"), "--quiet", *options("attack_inputs=10"))
+    some = invoke(
+        "train",
+        "--run-dir",
+        str(tmp_path / "some"),
+        "--quiet",
+        *options("attack_inputs=10"),
+    )
     assert "attacked at ε = 0.25 (10 inputs)" in " ".join(some.split())
-    output = invoke("train", "--run-dir", str(tmp_path / "all"), "--quiet", *options("attack_inputs=1000"))
+    output = invoke(
+        "train",
+        "--run-dir",
+        str(tmp_path / "all"),
+        "--quiet",
+        *options("attack_inputs=1000"),
+    )
     assert "attacked at ε = 0.25 ┃" in output
 
 
 def test_ctrl_c_says_how_to_go_on(tmp_path):
     folder = tmp_path / "my run"
-    command = [sys.executable, "-m", "lipcert", "train", "--run-dir", str(folder), "--quiet", *options("epochs=10000")]
+    command = [
+        sys.executable,
+        "-m",
+        "lipcert",
+        "train",
+        "--run-dir",
+        str(folder),
+        "--quiet",
+        *options("epochs=10000"),
+    ]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     while process.poll() is None and not (folder / "checkpoint.safetensors").exists():
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    assert process.communicate()[1] == f"stopped; continue with: lipcert train --resume '{folder}'\n"
+    assert (
+        process.communicate()[1]
+        == f"stopped; continue with: lipcert train --resume '{folder}'\n"
+    )
     assert process.returncode == 130
 
 
@@ -120,7 +169,10 @@ def test_a_log_gets_a_line_every_half_minute_and_at_the_end(capsys, monkeypatch)
 def test_a_training_ends_with_a_line_in_the_log_unless_it_is_quiet(tmp_path):
     arguments = ["train", "--run-dir", str(tmp_path / "run"), *options()]
     shown = CliRunner().invoke(cli.app, arguments).stderr
-    assert re.fullmatch(r"training 100%  epoch 3/3  loss .*  train .*  clean .*  est\. certified@0\.25 .*\n", shown)
+    assert re.fullmatch(
+        r"training 100%  epoch 3/3  loss .*  train .*  clean .*  est\. certified@0\.25 .*\n",
+        shown,
+    )
     arguments[2] = str(tmp_path / "quiet")
     assert CliRunner().invoke(cli.app, [*arguments, "--quiet"]).stderr == ""
 
@@ -137,7 +189,9 @@ def test_figures_give_way_first_in_a_narrow_terminal(monkeypatch):
 def test_errors(tmp_path):
     with pytest.raises(ConfigError, match=r"did you mean 'digits'\?"):
         invoke("train", "digit")
-    with pytest.raises(OptionError, match=r"--resume continues a run as it was configured"):
+    with pytest.raises(
+        OptionError, match=r"--resume continues a run as it was configured"
+    ):
         invoke("train", "digits", "--resume", str(tmp_path))
 
 
@@ -148,13 +202,29 @@ def test_another_epsilon_is_one_option(tmp_path):
     for trained_for in sizes:
         folder = tmp_path / str(trained_for)
         changes = []
-        for change in ("model=mlp-64", "epochs=20", "attack_inputs=0", "compare_standard=false"):
+        for change in (
+            "model=mlp-64",
+            "epochs=20",
+            "attack_inputs=0",
+            "compare_standard=false",
+        ):
             changes += ["--set", change]
-        invoke("train", "digits", "--run-dir", str(folder), "--quiet", "--eps", str(trained_for), *changes)
+        invoke(
+            "train",
+            "digits",
+            "--run-dir",
+            str(folder),
+            "--quiet",
+            "--eps",
+            str(trained_for),
+            *changes,
+        )
         config = TrainConfig.from_toml(folder / "config.toml")
         assert config.epsilons == pytest.approx((trained_for, 2 * trained_for))
         certificates = read_runs([folder])[0].certificates
-        shares[trained_for] = [certificates.certified_accuracy(epsilon) for epsilon in sizes]
+        shares[trained_for] = [
+            certificates.certified_accuracy(epsilon) for epsilon in sizes
+        ]
     for k, trained_for in enumerate(sizes):
         others = [shares[other][k] for other in sizes if other != trained_for]
         assert shares[trained_for][k] > max(others) - 0.07
@@ -164,8 +234,12 @@ def test_another_epsilon_is_one_option(tmp_path):
 
 def test_another_epsilon_scales_what_is_a_distance():
     pixels = TrainConfig.preset("cifar10-6c2f").at_epsilon(18 / 255)
-    assert pixels.loss.r0 == pytest.approx(0.5 * TrainConfig.preset("cifar10-6c2f").loss.r0)
+    assert pixels.loss.r0 == pytest.approx(
+        0.5 * TrainConfig.preset("cifar10-6c2f").loss.r0
+    )
     assert pixels.loss.t == pytest.approx(2 * TrainConfig.preset("cifar10-6c2f").loss.t)
-    assert pixels.loss.weight == pytest.approx(2 * TrainConfig.preset("cifar10-6c2f").loss.weight)
+    assert pixels.loss.weight == pytest.approx(
+        2 * TrainConfig.preset("cifar10-6c2f").loss.weight
+    )
     with pytest.raises(ConfigError, match="epsilon is 0, expected a positive number"):
         pixels.at_epsilon(0)

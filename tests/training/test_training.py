@@ -10,7 +10,13 @@ from torch import nn
 
 import lipcert
 from lipcert import data
-from lipcert.errors import ConfigError, DivergenceError, LipcertError, OptionError, ResumeError
+from lipcert.errors import (
+    ConfigError,
+    DivergenceError,
+    LipcertError,
+    OptionError,
+    ResumeError,
+)
 from lipcert.losses import Loss
 from lipcert.models import load_model
 from lipcert.resources import bfloat16_works
@@ -23,7 +29,13 @@ from lipcert.training.optimizers import build_optimizers
 
 
 def test_crm_raises_certified_accuracy_above_the_standard_twin(tmp_path):
-    config = tiny("epochs=8", "schedule.decay_epoch=4", "batch_size=64", "compare_standard=true", "epsilons=[0.5]")
+    config = tiny(
+        "epochs=8",
+        "schedule.decay_epoch=4",
+        "batch_size=64",
+        "compare_standard=true",
+        "epsilons=[0.5]",
+    )
     result = lipcert.train(config, tmp_path / "run")
     assert result.standard is not None
     assert result.standard.folder == tmp_path / "run" / "standard"
@@ -35,7 +47,11 @@ def test_crm_raises_certified_accuracy_above_the_standard_twin(tmp_path):
 
 def test_a_run_leaves_everything_to_repeat_and_judge_it(tmp_path):
     seen = []
-    result = lipcert.train(tiny(), tmp_path, progress=lambda what, fraction, figures="": seen.append((what, fraction)))
+    result = lipcert.train(
+        tiny(),
+        tmp_path,
+        progress=lambda what, fraction, figures="": seen.append((what, fraction)),
+    )
     assert {path.name for path in tmp_path.iterdir()} >= {
         "config.toml", "environment.json", "metrics.jsonl", "checkpoint.safetensors", "model.safetensors",
         "certificates.csv", "summary.json",
@@ -61,7 +77,9 @@ def test_the_stored_model_is_the_certified_one(tmp_path):
     loaded, test = load_model(str(tmp_path)), data.load("digits").test
     certificates = lipcert.certify(loaded.model, test.pixels(), labels=test.labels)
     assert certificates.clean_accuracy == result.summary.clean
-    assert certificates.certified_accuracy(0.25) == pytest.approx(result.summary.at[0].certified)
+    assert certificates.certified_accuracy(0.25) == pytest.approx(
+        result.summary.at[0].certified
+    )
     inside = lipcert.bound(loaded.model.network, loaded.input_shape).mean
     assert result.summary.mean_constant == pytest.approx(2 * inside, rel=1e-6)
 
@@ -70,10 +88,30 @@ def test_the_stored_model_is_the_certified_one(tmp_path):
     "overrides",
     [
         ("loss.type=standard", "warmup_epochs=0"),
-        ("loss.type=signed-radius", "loss.t=2", "loss.r0=0.5", "estimator.method=naive"),
-        ("loss.type=gloro", "loss.epsilon=0.3", "estimator.target=last-layer", "clip_norm=1"),
-        ("loss.type=lmt", "loss.epsilon=0.3", "estimator.target=network", "classes_per_batch=4"),
-        ("loss.radius=hard", "loss.base=soft-margin", "estimator.target=per-class", "augmentation.translate=0.1"),
+        (
+            "loss.type=signed-radius",
+            "loss.t=2",
+            "loss.r0=0.5",
+            "estimator.method=naive",
+        ),
+        (
+            "loss.type=gloro",
+            "loss.epsilon=0.3",
+            "estimator.target=last-layer",
+            "clip_norm=1",
+        ),
+        (
+            "loss.type=lmt",
+            "loss.epsilon=0.3",
+            "estimator.target=network",
+            "classes_per_batch=4",
+        ),
+        (
+            "loss.radius=hard",
+            "loss.base=soft-margin",
+            "estimator.target=per-class",
+            "augmentation.translate=0.1",
+        ),
     ],
     ids=lambda overrides: overrides[0],
 )
@@ -87,7 +125,11 @@ def test_clipping_limits_the_gradient(tmp_path):
     original = torch.optim.Adam.step
 
     def step(self, *args, **kwargs):
-        norms.append(torch.stack([p.grad.norm() for g in self.param_groups for p in g["params"]]).norm().item())
+        norms.append(
+            torch.stack([p.grad.norm() for g in self.param_groups for p in g["params"]])
+            .norm()
+            .item()
+        )
         return original(self, *args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -99,23 +141,40 @@ def test_clipping_limits_the_gradient(tmp_path):
 def test_mixed_precision_needs_a_processor_that_has_it(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "bfloat16_works", lambda: False)
-        with pytest.raises(ConfigError, match=r"precision is bf16-mixed, but this processor cannot .* use 32-true"):
+        with pytest.raises(
+            ConfigError,
+            match=r"precision is bf16-mixed, but this processor cannot .* use 32-true",
+        ):
             lipcert.train(tiny("precision=bf16-mixed"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.skipif(not bfloat16_works(), reason="this processor cannot multiply bfloat16 numbers")
+@pytest.mark.skipif(
+    not bfloat16_works(), reason="this processor cannot multiply bfloat16 numbers"
+)
 def test_mixed_precision_is_for_the_forward_pass_only(tmp_path):
     config = tiny("precision=bf16-mixed", "warmup_epochs=0")
     with run._fabric(config) as fabric:
         dataset = data.load("digits")
-        training = Training(fabric, config, "digest", dataset, tmp_path, Prepared.of(config, dataset))
+        training = Training(
+            fabric, config, "digest", dataset, tmp_path, Prepared.of(config, dataset)
+        )
         outputs, constants = [], []
-        training.model[1].register_forward_hook(lambda module, inputs, output: outputs.append(output.dtype))
+        training.model[1].register_forward_hook(
+            lambda module, inputs, output: outputs.append(output.dtype)
+        )
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(loop, "objective", lambda c, z, y, L: constants.append(L.dtype) or objective(c, z, y, L))
+            patch.setattr(
+                loop,
+                "objective",
+                lambda c, z, y, L: constants.append(L.dtype) or objective(c, z, y, L),
+            )
             training.step(
-                torch.arange(32), 0, 0, 1e-3, dict.fromkeys(("loss", "base", "robust", "correct", "count"), 0)
+                torch.arange(32),
+                0,
+                0,
+                1e-3,
+                dict.fromkeys(("loss", "base", "robust", "correct", "count"), 0),
             )
         assert (outputs, constants) == ([torch.bfloat16], [torch.float32])
         estimator = training.estimators["estimator"]
@@ -150,39 +209,59 @@ def test_weights_that_became_nan_are_not_saved(tmp_path, monkeypatch):
 
     monkeypatch.setattr(loop, "objective", bad)
     config = tiny("checkpoint_seconds=0")
-    with pytest.raises(DivergenceError, match=r"model.1.weight contains NaN or infinity"):
+    with pytest.raises(
+        DivergenceError, match=r"model.1.weight contains NaN or infinity"
+    ):
         lipcert.train(config, tmp_path)
-    tensors, position = read_checkpoint(tmp_path / "checkpoint.safetensors", run.weights_digest(config))
+    tensors, position = read_checkpoint(
+        tmp_path / "checkpoint.safetensors", run.weights_digest(config)
+    )
     assert (position.epoch, position.step) == (0, 0)
     assert all(tensor.isfinite().all() for tensor in tensors.values())
 
 
 def test_folders_that_are_in_use_are_refused(tmp_path, monkeypatch):
     result = lipcert.train(tiny("epochs=2", "eval_every=1"), tmp_path / "run")
-    with pytest.raises(ResumeError, match=r"run already holds a run; continue it with --resume"):
+    with pytest.raises(
+        ResumeError, match=r"run already holds a run; continue it with --resume"
+    ):
         lipcert.train(tiny(), tmp_path / "run")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()
     with pytest.raises(OptionError, match=r"other exists and is not an empty folder"):
         lipcert.train(tiny(), tmp_path / "other")
-    with pytest.raises(ResumeError, match=r"other holds no run: config.toml is missing"):
+    with pytest.raises(
+        ResumeError, match=r"other holds no run: config.toml is missing"
+    ):
         resume(tmp_path / "other")
-    monkeypatch.setattr(Training, "run", lambda *args: pytest.fail("a finished run is only read"))
+    monkeypatch.setattr(
+        Training, "run", lambda *args: pytest.fail("a finished run is only read")
+    )
     assert resume(tmp_path / "run").summary == result.summary
     environment = tmp_path / "run" / "environment.json"
-    environment.write_text(environment.read_text().replace(data.load("digits").checksum, "0" * 64))
-    with pytest.raises(ResumeError, match=r"run was begun with other data: the checksum of digits differs"):
+    environment.write_text(
+        environment.read_text().replace(data.load("digits").checksum, "0" * 64)
+    )
+    with pytest.raises(
+        ResumeError,
+        match=r"run was begun with other data: the checksum of digits differs",
+    ):
         resume(tmp_path / "run")
 
 
-def test_runs_are_numbered_and_the_same_seed_gives_the_same_weights(tmp_path, monkeypatch):
+def test_runs_are_numbered_and_the_same_seed_gives_the_same_weights(
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(3)
     expected = torch.rand(1)
     torch.manual_seed(3)
     first, second = lipcert.train(tiny()), lipcert.train(tiny())
     assert torch.equal(torch.rand(1), expected)
-    assert [str(result.folder) for result in (first, second)] == ["runs/digits-1", "runs/digits-2"]
+    assert [str(result.folder) for result in (first, second)] == [
+        "runs/digits-1",
+        "runs/digits-2",
+    ]
     assert metrics(first.folder) == metrics(second.folder)
     third = lipcert.train(tiny("seed=1"))
     a, b, c = (weights(result.folder) for result in (first, second, third))
@@ -192,7 +271,10 @@ def test_runs_are_numbered_and_the_same_seed_gives_the_same_weights(tmp_path, mo
 
 @pytest.mark.parametrize(
     ("override", "message"),
-    [("data=nowhere/images", "nowhere/images does not exist"), ("model=8C2F", "does not accept")],
+    [
+        ("data=nowhere/images", "nowhere/images does not exist"),
+        ("model=8C2F", "does not accept"),
+    ],
 )
 def test_what_cannot_be_trained_leaves_no_folder(tmp_path, override, message):
     with pytest.raises(LipcertError, match=message):
@@ -204,20 +286,29 @@ def test_a_preset_or_a_file_may_be_named(tmp_path):
     with pytest.raises(ConfigError, match="there is no preset 'digit'"):
         lipcert.train("digit", tmp_path / "run")
     (tmp_path / "mine.toml").write_text(tiny("epochs=2").to_toml())
-    assert lipcert.train(str(tmp_path / "mine.toml"), tmp_path / "run").summary.epochs == 2
+    assert (
+        lipcert.train(str(tmp_path / "mine.toml"), tmp_path / "run").summary.epochs == 2
+    )
 
 
 def test_all_files_of_a_run_have_the_same_permissions(tmp_path):
     lipcert.train(tiny("epochs=2"), tmp_path / "run")
     (tmp_path / "plain").touch()
-    modes = {path.name: path.stat().st_mode for path in (tmp_path / "run").iterdir() if path.name != ".lock"}
+    modes = {
+        path.name: path.stat().st_mode
+        for path in (tmp_path / "run").iterdir()
+        if path.name != ".lock"
+    }
     assert "model.safetensors" in modes
     assert set(modes.values()) == {(tmp_path / "plain").stat().st_mode}
 
 
 def test_a_missing_tensorboard_is_said_before_the_run(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ConfigError, match=r"TensorBoard is not installed; pip install 'lipcert\[tensorboard\]'"):
+    with pytest.raises(
+        ConfigError,
+        match=r"TensorBoard is not installed; pip install 'lipcert\[tensorboard\]'",
+    ):
         lipcert.train(tiny("tensorboard=true"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -229,8 +320,17 @@ def test_tensorboard(tmp_path):
 
 
 def test_muon_moves_the_matrices_of_dense_layers_and_adam_everything_else():
-    config = tiny("optimizer.type=muon", "estimator.method=rescaled", "estimator.scale_lr=7")
-    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 20), nn.ReLU(), nn.Linear(20, 10))
+    config = tiny(
+        "optimizer.type=muon", "estimator.method=rescaled", "estimator.scale_lr=7"
+    )
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(144, 20),
+        nn.ReLU(),
+        nn.Linear(20, 10),
+    )
     scales = [nn.Parameter(torch.zeros(20))]
     adam, muon = build_optimizers(config, model, scales)
     assert isinstance(adam, torch.optim.Adam)
@@ -238,7 +338,9 @@ def test_muon_moves_the_matrices_of_dense_layers_and_adam_everything_else():
     moved = [id(p) for group in muon.param_groups for p in group["params"]]
     assert moved == [id(model[3].weight), id(model[5].weight)]
     (rest, learned) = adam.param_groups
-    assert {id(p) for p in rest["params"]} == {id(p) for p in model.parameters()} - set(moved)
+    assert {id(p) for p in rest["params"]} == {id(p) for p in model.parameters()} - set(
+        moved
+    )
     assert (learned["params"], learned["pace"], rest["pace"]) == (scales, 7.0, 1.0)
 
 

@@ -44,13 +44,14 @@ class Facts:
 class Bound(Shown):
     """Guaranteed upper bounds on l2 Lipschitz constants; the result of `lipcert.bound`.
 
-    value: () for the target network, (K,) per class, (K, K) for last-layer and pairwise; float64.
-    contributions: share of every site in the (mean) value, by name, from the input on; they sum to it.
-    prefix: constants of the maps from the input to each nonlinearity.
-    tails: (n+1, …), constants from the output of each site 0..n to the target; tails[0] is the value.
-    between: (n+1, n+1), entry [k, i] bounds the map from the output of site i to the input of site k.
-    scales: the diagonals of the sites, by name, if coordinates were fitted to the weights.
-    winners: for the methods that combine several: which of them gave the constant of each site and the values.
+    value: () for the target network, (K,) per class, (K, K) for last-layer and
+    pairwise; float64. contributions: share of every site in the (mean) value, by name,
+    from the input on; they sum to it. prefix: constants of the maps from the input to
+    each nonlinearity. tails: (n+1, …), constants from the output of each site 0..n to
+    the target; tails[0] is the value. between: (n+1, n+1), entry [k, i] bounds the map
+    from the output of site i to the input of site k. scales: the diagonals of the
+    sites, by name, if coordinates were fitted to the weights. winners: for the methods
+    that combine several: which of them gave the constant of each site and the values.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
@@ -74,7 +75,8 @@ class Bound(Shown):
             _check_numbers(name, getattr(self, name))
         for name, diagonal in self.scales.items():
             _check_numbers(_SCALES + name, diagonal, positive=True)
-        # The class is frozen, its tensors are not: `check_belongs` compares them with what they were here.
+        # The class is frozen, its tensors are not: `check_belongs` compares them with
+        # what they were here.
         _ = self._numbers_digest  # of the numbers as they are now
 
     @cached_property
@@ -87,7 +89,8 @@ class Bound(Shown):
     @property
     def value(self) -> Tensor:
         """The constants; a copy."""
-        # In-place arithmetic on the value would otherwise change what certificates rest on.
+        # In-place arithmetic on the value would otherwise change what certificates rest
+        # on.
         return self.tails[0].clone()
 
     @property
@@ -131,18 +134,27 @@ class Bound(Shown):
 
     def belongs_to(self, model: nn.Module | Network) -> bool:
         """Whether the program and the weights of the model are those the bound was made for."""
-        network = model if isinstance(model, Network) else trace(model, self.facts.input_shape)
+        network = (
+            model
+            if isinstance(model, Network)
+            else trace(model, self.facts.input_shape)
+        )
         return fingerprint(network) == self.facts.fingerprint
 
     def check_belongs(self, model: nn.Module | Network) -> None:
         """Refuse any other model."""
-        network = model if isinstance(model, Network) else trace(model, self.facts.input_shape)
+        network = (
+            model
+            if isinstance(model, Network)
+            else trace(model, self.facts.input_shape)
+        )
         if not self.belongs_to(network):
             raise BoundError(
                 "the bound was made for other weights or another program: the model has changed since, or an operator "
                 "of your own that it calls, or was in another dtype or mode; compute it again with lipcert.bound"
             )
-        # The fingerprint is of the model alone: a number made smaller afterwards would be a false certificate.
+        # The fingerprint is of the model alone: a number made smaller afterwards would
+        # be a false certificate.
         if self._digest() != self._numbers_digest:
             raise BoundError(
                 "the numbers of the bound were changed since it was made; compute it again with lipcert.bound"
@@ -151,7 +163,9 @@ class Bound(Shown):
 
     def _check_size(self, network: Network) -> None:
         """Refuse numbers for another number of sites or classes than the network has."""
-        classes = [network.classes] * self.value.dim() if self.target != "network" else []
+        classes = (
+            [network.classes] * self.value.dim() if self.target != "network" else []
+        )
         # One tail for each of the sites 0..n.
         expected = (network.depth + 1, *classes)
         if tuple(self.tails.shape) != expected:
@@ -165,7 +179,9 @@ class Bound(Shown):
         tensors = {name: getattr(self, name).contiguous().cpu() for name in _NUMBERS}
         for name, diagonal in self.scales.items():
             tensors[_SCALES + name] = diagonal.contiguous().cpu()
-        write_bound(path, {**asdict(self.facts), "contributions": self.contributions}, tensors)
+        write_bound(
+            path, {**asdict(self.facts), "contributions": self.contributions}, tensors
+        )
 
     @classmethod
     def find(cls, path: str | Path) -> Bound | None:
@@ -188,7 +204,9 @@ class Bound(Shown):
             problem = f"the bound {base_path(path)} is damaged ({error}); compute it again with lipcert.bound"
             raise BoundError(problem) from error
         # What is left in `tensors` are the diagonals.
-        scales = {name.removeprefix(_SCALES): diagonal for name, diagonal in tensors.items()}
+        scales = {
+            name.removeprefix(_SCALES): diagonal for name, diagonal in tensors.items()
+        }
         return cls(facts=Facts(**known), scales=scales, **numbers)
 
     def __repr__(self) -> str:
@@ -212,7 +230,8 @@ class Bound(Shown):
 
 def pairwise_upper(value: Tensor, target: str, classes: int) -> Tensor:
     """The constants of the logit differences that follow from those of a target, rounded up."""
-    # √2·L and L_a + L_b take at most three roundings of 2^-53 each, this product included.
+    # √2·L and L_a + L_b take at most three roundings of 2^-53 each, this product
+    # included.
     return find_target(target).pairwise(value, classes) * (1 + 2.0**-50)
 
 
@@ -220,10 +239,17 @@ def _check_shapes(bound: Bound) -> None:
     """Refuse tensors whose shapes do not fit each other, the sites and the target."""
     sites, target = len(bound.facts.sites), bound.target
     if target not in TARGETS:
-        raise BoundError(f"the target of the bound is {target!r}, expected one of {', '.join(TARGETS)}")
-    # Pairwise with tails of shape (5, 10, 10): (10,)·2 = (10, 10). Network, with tails of shape (5,): ()·0 = ().
+        raise BoundError(
+            f"the target of the bound is {target!r}, expected one of {', '.join(TARGETS)}"
+        )
+    # Pairwise with tails of shape (5, 10, 10): (10,)·2 = (10, 10). Network, with tails
+    # of shape (5,): ()·0 = ().
     classes = bound.tails.shape[1:2] * len(find_target(target).shape(1))
-    expected = {"tails": (sites, *classes), "between": (sites, sites), "shares": (sites,)}
+    expected = {
+        "tails": (sites, *classes),
+        "between": (sites, sites),
+        "shares": (sites,),
+    }
     for name, shape in expected.items():
         if tuple(getattr(bound, name).shape) != shape:
             raise BoundError(
@@ -238,9 +264,17 @@ def _check_numbers(name: str, numbers: Tensor, positive: bool = False) -> None:
         problem = f"are {numbers.dtype}, expected torch.float64"
     # NaN would pass the comparison with 0 that follows.
     elif not bool(torch.isfinite(numbers).all()):
-        problem = "contain NaN or infinity: the weights are too large, or a file was edited"
+        problem = (
+            "contain NaN or infinity: the weights are too large, or a file was edited"
+        )
     elif bool((numbers < 0).any()) or (positive and bool((numbers == 0).any())):
-        problem = "contain numbers that are not positive" if positive else "contain negative numbers"
+        problem = (
+            "contain numbers that are not positive"
+            if positive
+            else "contain negative numbers"
+        )
     else:
         return
-    raise BoundError(f"the {name} of the bound {problem}; compute it again with lipcert.bound")
+    raise BoundError(
+        f"the {name} of the bound {problem}; compute it again with lipcert.bound"
+    )

@@ -18,13 +18,15 @@ from lipcert.files import replace_file, tensors_digest
 _FORMAT = 3
 
 
-def write_bound(path: str | Path, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+def write_bound(
+    path: str | Path, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> None:
     """Write both files, each completely or not at all."""
     base = base_path(path)
     stored = {"format": _FORMAT, **facts}
     stored["checksum"] = checksum(stored, tensors)
-    # The checksum of both files is in the one that is written last: a process that is killed in between leaves a pair
-    # that does not fit and is refused.
+    # The checksum of both files is in the one that is written last: a process that is
+    # killed in between leaves a pair that does not fit and is refused.
     with replace_file(base.with_name(base.name + ".safetensors")) as temporary:
         save_file(dict(tensors), temporary)
     with replace_file(base.with_name(base.name + ".json")) as temporary:
@@ -44,9 +46,12 @@ def read_bound(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             f"the bound {base} was written by another version of lipcert (format {facts.get('format')}, "
             f"expected {_FORMAT}); compute it again with lipcert.bound"
         )
-    # The left side is evaluated first, so that the checksum is not part of what it covers.
+    # The left side is evaluated first, so that the checksum is not part of what it
+    # covers.
     if facts.pop("checksum", None) != checksum(facts, tensors):
-        raise BoundError(f"the bound {base} was edited or is damaged; compute it again with lipcert.bound")
+        raise BoundError(
+            f"the bound {base} was edited or is damaged; compute it again with lipcert.bound"
+        )
     return facts, tensors
 
 
@@ -60,14 +65,24 @@ def _read_files(base: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         return facts, load_file(numbers_file)
     except FileNotFoundError as error:
         missing = numbers_file if facts_file.exists() else facts_file
-        raise BoundError(f"{missing} does not exist; a bound is a .json and a .safetensors file") from error
-    except (ValueError, RecursionError, SafetensorError, OSError) as error:  # ValueError: neither JSON nor text
-        raise BoundError(f"the bound {base} is damaged ({error}); compute it again with lipcert.bound") from error
+        raise BoundError(
+            f"{missing} does not exist; a bound is a .json and a .safetensors file"
+        ) from error
+    except (
+        ValueError,
+        RecursionError,
+        SafetensorError,
+        OSError,
+    ) as error:  # ValueError: neither JSON nor text
+        raise BoundError(
+            f"the bound {base} is damaged ({error}); compute it again with lipcert.bound"
+        ) from error
 
 
 def checksum(facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
     """SHA-256 of all facts and tensors, with their names, types and shapes."""
-    # JSON has no tuples, so facts have the same checksum before they are stored and after they were read.
+    # JSON has no tuples, so facts have the same checksum before they are stored and
+    # after they were read.
     content = json.dumps(facts, sort_keys=True) + tensors_digest(tensors)
     return hashlib.sha256(content.encode()).hexdigest()
 

@@ -42,8 +42,9 @@ def bound(
 ) -> Bound:
     """Guaranteed upper bounds on the l2 Lipschitz constants of a model in eval mode.
 
-    Norms are proved where the smaller side of a map is at most `options.dense_limit`, and hold with the stated
-    probability elsewhere. Rounding is accounted for everywhere.
+    Norms are proved where the smaller side of a map is at most `options.dense_limit`,
+    and hold with the stated probability elsewhere. Rounding is accounted for
+    everywhere.
 
     Args:
         model: any model that `lipcert.trace` accepts.
@@ -60,7 +61,15 @@ def bound(
         >>> lipcert.bound(model, (4,)).value.shape
         torch.Size([3, 3])
     """
-    made = bound_targets(model, input_shape, method, (target,), options=options, fit=fit, progress=progress)
+    made = bound_targets(
+        model,
+        input_shape,
+        method,
+        (target,),
+        options=options,
+        fit=fit,
+        progress=progress,
+    )
     return next(iter(made.values()))
 
 
@@ -83,7 +92,15 @@ def bound_targets(
     chosen, network = find_method(method), network or trace(model, input_shape)
     wanted = [find_target(name or default_target(network)) for name in targets]
     promised = promised_program(model, input_shape)
-    return bound_network(network, chosen, wanted, options=options, fit=fit, promised=promised, progress=progress)
+    return bound_network(
+        network,
+        chosen,
+        wanted,
+        options=options,
+        fit=fit,
+        promised=promised,
+        progress=progress,
+    )
 
 
 @torch.inference_mode(False)
@@ -100,19 +117,31 @@ def bound_network(
 ) -> dict[str, Bound]:
     """Bounds of a captured network, by the names of the targets."""
     began = perf_counter()
-    with CAPTURE_LOCK:  # a capture by another thread replaces the model's tensors for a moment
-        # From here on weights are copies: the model may go on training, the bound and its fingerprint belong together.
+    with (
+        CAPTURE_LOCK
+    ):  # a capture by another thread replaces the model's tensors for a moment
+        # From here on weights are copies: the model may go on training, the bound and
+        # its fingerprint belong together.
         program = network.program.frozen()
     check_finite(program)
     for target in targets:
         target.check(network)
         if not target.whole_output:
             check_rows_fit(network)
-    # Only the target network needs norms of whole maps to the output; for others rows are pulled back.
+    # Only the target network needs norms of whole maps to the output; for others rows
+    # are pulled back.
     whole = any(target.whole_output for target in targets)
     # Of the copies, not of what the model's own tensors hold by now.
     digest = fingerprint(replace(network, program=program))
-    task = MethodTask(program, promised, whole, options or NormOptions(), fit or FitOptions(), progress, digest)
+    task = MethodTask(
+        program,
+        promised,
+        whole,
+        options or NormOptions(),
+        fit or FitOptions(),
+        progress,
+        digest,
+    )
     bounds = {}
     for target in targets:
         bounds[target.name] = _bound(task, method, target, digest)
@@ -124,9 +153,13 @@ def bound_network(
 
 def promised_program(model: nn.Module, input_shape: tuple[int, ...]) -> Program | None:
     """The model with layers that are Lipschitz by construction as single operations; None if it has none."""
-    # Rules for both views say what a layer computes; those for this view alone promise a constant.
+    # Rules for both views say what a layer computes; those for this view alone promise
+    # a constant.
     special = set(MODULE_RULES["certified"]) - set(MODULE_RULES["residual"])
-    if not any(find_module_rule(module, "certified") and type(module) in special for module in model.modules()):
+    if not any(
+        find_module_rule(module, "certified") and type(module) in special
+        for module in model.modules()
+    ):
         return None
     return trace(model, input_shape, view="certified").program.frozen()
 
@@ -134,7 +167,10 @@ def promised_program(model: nn.Module, input_shape: tuple[int, ...]) -> Program 
 @torch.inference_mode(False)
 @denormals_kept()
 def promised_constants(
-    model: nn.Module, input_shape: tuple[int, ...], targets: Sequence[str], progress: Progress = no_progress
+    model: nn.Module,
+    input_shape: tuple[int, ...],
+    targets: Sequence[str],
+    progress: Progress = no_progress,
 ) -> dict[str, Tensor]:
     """Guaranteed values that rest on what layers promise by construction, proved for their present weights.
 
@@ -148,13 +184,17 @@ def promised_constants(
     whole = any(target.whole_output for target in wanted)
     task = MethodTask(program, None, whole, NormOptions(), FitOptions(), progress)
     forms = [task.form("liplt"), task.form("naive")]
-    return {target.name: _combined(forms, target, {}, progress).tails[0] for target in wanted}
+    return {
+        target.name: _combined(forms, target, {}, progress).tails[0]
+        for target in wanted
+    }
 
 
 def _bound(task: MethodTask, method: Method, target: Target, digest: str) -> Bound:
     forms = method.forms(task, target)
     numbers = _combined(forms, target, method.values(task, target), task.progress)
-    # Every form has a part of this probability (`_MOST_FORMS`), so that by the union bound all norms hold together.
+    # Every form has a part of this probability (`_MOST_FORMS`), so that by the union
+    # bound all norms hold together.
     probability, guarantee = 0.0, "deterministic"
     if any(form.norms.randomised for form in forms):
         probability = task.options.failure_probability
@@ -172,7 +212,13 @@ def _bound(task: MethodTask, method: Method, target: Target, digest: str) -> Bou
         library=_version(),
         winners=numbers.winners,
     )
-    return Bound(facts, numbers.tails, numbers.between, numbers.shares, method.scales(task, target))
+    return Bound(
+        facts,
+        numbers.tails,
+        numbers.between,
+        numbers.shares,
+        method.scales(task, target),
+    )
 
 
 @dataclass(frozen=True)
@@ -186,10 +232,16 @@ class _Combined:
 
 
 @torch.no_grad()
-def _combined(forms: Sequence[Form], target: Target, others: Mapping[str, Tensor], progress: Progress) -> _Combined:
+def _combined(
+    forms: Sequence[Form],
+    target: Target,
+    others: Mapping[str, Tensor],
+    progress: Progress,
+) -> _Combined:
     """The smallest values of all forms and other bounds; constants between sites are those of the first form.
 
-    The shares are those of the form with the smallest mean, among those with the sites of the first one.
+    The shares are those of the form with the smallest mean, among those with the sites
+    of the first one.
     """
     prefixes = smallest_prefixes(forms)
     methods: list[str] = []
@@ -197,16 +249,22 @@ def _combined(forms: Sequence[Form], target: Target, others: Mapping[str, Tensor
     inflation = 0.0
     best: tuple[float, Tensor, Form] | None = None
     for count, (form, m) in enumerate(zip(forms, prefixes.forms, strict=True)):
-        shares = form.shares(target, m, partial(progress, f"rows {count + 1}/{len(forms)}"))
-        # L_ab = Σ_i m_i ‖r_a^i − r_b^i‖ of docs/method.md, for all pairs at once: S_i is part of the rows in a form.
+        shares = form.shares(
+            target, m, partial(progress, f"rows {count + 1}/{len(forms)}")
+        )
+        # L_ab = Σ_i m_i ‖r_a^i − r_b^i‖ of docs/method.md, for all pairs at once: S_i
+        # is part of the rows in a form.
         total = shares.sum(0)
         inflation = max(inflation, form.inflation(target, shares, m))
         methods.append(form.method)
         # The terms are rounded up already, their sum is not.
         values.append(total * (1 + gamma(4 * (len(shares) + 2))))
         mean = float(target.mean(total))
-        # Forms with promised layers have other sites, which `facts.sites` and the tails could not name.
-        if best is None or (mean < best[0] and form.network.program is forms[0].network.program):
+        # Forms with promised layers have other sites, which `facts.sites` and the tails
+        # could not name.
+        if best is None or (
+            mean < best[0] and form.network.program is forms[0].network.program
+        ):
             best = mean, shares, form
     assert best is not None
     methods += others.keys()
@@ -214,7 +272,8 @@ def _combined(forms: Sequence[Form], target: Target, others: Mapping[str, Tensor
     # Every one of them is an upper bound, so the smallest is, functional by functional.
     value, winner = torch.stack(values).min(0)
     shares = torch.stack([target.mean(share) for share in best[1]])
-    # Shares explain the value, which may be smaller than their sum; scaled, they sum to it.
+    # Shares explain the value, which may be smaller than their sum; scaled, they sum to
+    # it.
     shares = shares * (float(target.mean(value)) / max(float(shares.sum()), UNDERFLOW))
     tails = forms[0].tails(target)
     # Site 0 is the input, so its tail and the value bound the same map.
@@ -222,17 +281,27 @@ def _combined(forms: Sequence[Form], target: Target, others: Mapping[str, Tensor
     winners: dict[str, str] = {}
     if len(methods) > 1:
         winners = prefixes.winners | _winning_methods(methods, winner, target)
-    return _Combined(tails, forms[0].between(), shares, tuple(best[2].names), winners, inflation)
+    return _Combined(
+        tails, forms[0].between(), shares, tuple(best[2].names), winners, inflation
+    )
 
 
-def _winning_methods(names: Sequence[str], winner: Tensor, target: Target) -> dict[str, str]:
+def _winning_methods(
+    names: Sequence[str], winner: Tensor, target: Target
+) -> dict[str, str]:
     """Which method gave the value, or, if there are several, how many of the functionals each of them won."""
     # (K, K): the pairs (a, b) and (b, a) are one functional, the diagonal is none.
-    places = winner[torch.ones_like(winner).triu(1).bool()] if winner.dim() == 2 else winner.reshape(-1)
+    places = (
+        winner[torch.ones_like(winner).triu(1).bool()]
+        if winner.dim() == 2
+        else winner.reshape(-1)
+    )
     counted = Counter(names[int(place)] for place in places)
     if len(counted) == 1:
         return {target.name: next(iter(counted))}
-    return {f"{target.name} ({n} of {counted.total()})": name for name, n in counted.items()}
+    return {
+        f"{target.name} ({n} of {counted.total()})": name for name, n in counted.items()
+    }
 
 
 def _version() -> str:

@@ -1,16 +1,19 @@
 """LipSDP with multipliers that all outputs share, by elimination: ellipsoids that hold the values of all sites.
 
-Let inputs differ by x, |x| ≤ 1. A loop-transformed network has z_j = B_j0 x + Σ_{i<j} B_ji w_i and |w_i| ≤ |z_i|, entry
-by entry. For positive diagonals U_1, …, U_n let K be the matrix of blocks K_jl that begins with B_j0 B_l0ᵀ, and for
-i = 1, …, n, as long as U_i ≻ K_ii,
+Let inputs differ by x, |x| ≤ 1. A loop-transformed network has z_j = B_j0 x + Σ_{i<j}
+B_ji w_i and |w_i| ≤ |z_i|, entry by entry. For positive diagonals U_1, …, U_n let K be
+the matrix of blocks K_jl that begins with B_j0 B_l0ᵀ, and for i = 1, …, n, as long as
+U_i ≻ K_ii,
 
     K_jl  ←  K_jl + K_ji (U_i − K_ii)⁻¹ K_il + B_ji U_i B_liᵀ      for all j, l > i.
 
-Then |cᵀy|² ≤ cᵀK c for every functional c of the output y, with the last block K: this is the Schur complement of the
-matrix inequality of LipSDP (see `semidefinite`) with the multipliers U_i⁻¹, divided by its ρ. So one elimination gives
-the constants of all classes and of all their pairs, and it is differentiable. In a chain without linear paths around
-the nonlinearities it is the product of norms in the coordinates U_i^½; elsewhere it counts what linear paths and
-nonlinear ones have in common, which a sum of norms cannot.
+Then |cᵀy|² ≤ cᵀK c for every functional c of the output y, with the last block K: this
+is the Schur complement of the matrix inequality of LipSDP (see `semidefinite`) with the
+multipliers U_i⁻¹, divided by its ρ. So one elimination gives the constants of all
+classes and of all their pairs, and it is differentiable. In a chain without linear
+paths around the nonlinearities it is the product of norms in the coordinates U_i^½;
+elsewhere it counts what linear paths and nonlinear ones have in common, which a sum of
+norms cannot.
 """
 
 from __future__ import annotations
@@ -38,8 +41,9 @@ _ZERO = 1e-20
 class Ellipsoids:
     """What an elimination leaves.
 
-    output: K of the output, (outputs, outputs). multipliers: U_1..U_n. sizes: the largest eigenvalue of every K_ii.
-    shares: what the input and every nonlinearity add to the trace of the output's K. diagonals, slack: behind U.
+    output: K of the output, (outputs, outputs). multipliers: U_1..U_n. sizes: the
+    largest eigenvalue of every K_ii. shares: what the input and every nonlinearity add
+    to the trace of the output's K. diagonals, slack: behind U.
     """
 
     output: Tensor
@@ -53,16 +57,30 @@ class Ellipsoids:
         """The same without derivatives."""
         multipliers = tuple(u.detach() for u in self.multipliers)
         diagonals = tuple(diagonal.detach() for diagonal in self.diagonals)
-        output, shares, slack = self.output.detach(), self.shares.detach(), self.slack.detach()
+        output, shares, slack = (
+            self.output.detach(),
+            self.shares.detach(),
+            self.slack.detach(),
+        )
         return Ellipsoids(output, multipliers, self.sizes, shares, diagonals, slack)
 
     def values(self, target: Target) -> tuple[Tensor, Tensor]:
         """The constants of a target's functionals, and the part of their mean that each share has; differentiable."""
-        unit = torch.eye(len(self.output), dtype=self.output.dtype, device=self.output.device)
-        # K may be singular, for a class that is a combination of others. A shift upwards only loosens the estimate.
-        rows = torch.linalg.cholesky(self.output + (1e-12 * self.output.trace() + _TINY) * unit)  # rows·rowsᵀ is K
-        # cᵀKc = |rowsᵀc|², so norms and distances of the rows are the constants of classes and of their pairs.
-        value: Tensor = torch.linalg.matrix_norm(rows, 2) if target.whole_output else target.row_norms(rows)
+        unit = torch.eye(
+            len(self.output), dtype=self.output.dtype, device=self.output.device
+        )
+        # K may be singular, for a class that is a combination of others. A shift
+        # upwards only loosens the estimate.
+        rows = torch.linalg.cholesky(
+            self.output + (1e-12 * self.output.trace() + _TINY) * unit
+        )  # rows·rowsᵀ is K
+        # cᵀKc = |rowsᵀc|², so norms and distances of the rows are the constants of
+        # classes and of their pairs.
+        value: Tensor = (
+            torch.linalg.matrix_norm(rows, 2)
+            if target.whole_output
+            else target.row_norms(rows)
+        )
         return value, self.shares / self.shares.sum() * target.mean(value)
 
 
@@ -73,12 +91,17 @@ def pairs_apart(network: Network) -> Network:
     apart = normal_form(network.program, exact=exact, check=False, apart=True)
     size = sum(apart.in_size(site) for site in range(1, apart.depth + 1))
     if size > LIMIT:
-        raise TooLargeError(f"the network has {size} neurons, method='ellipsoids' takes {LIMIT}; use method='rescaled'")
+        raise TooLargeError(
+            f"the network has {size} neurons, method='ellipsoids' takes {LIMIT}; use method='rescaled'"
+        )
     for site in apart.sites[1:-1]:
         assert site.slope is not None
-        # |w_i| ≤ |z_i| entry by entry is what a diagonal U_i needs; a map that mixes entries has it in the norm alone.
+        # |w_i| ≤ |z_i| entry by entry is what a diagonal U_i needs; a map that mixes
+        # entries has it in the norm alone.
         if not site.slope.elementwise:
-            raise OptionError(f"{site.name} mixes the entries of its input; use method='rescaled'")
+            raise OptionError(
+                f"{site.name} mixes the entries of its input; use method='rescaled'"
+            )
     return loop_transform(apart, liplt_lines(apart))
 
 
@@ -86,9 +109,10 @@ def pairs_apart(network: Network) -> Network:
 class Maps:
     """What the elimination needs to know of a network.
 
-    gram: K at the beginning, B_j0 B_l0ᵀ for all sites j, l behind the input. behind: for every nonlinearity i, the maps
-    B_ji to all sites j > i, one below the other. outputs: how many of the last rows are outputs.
-    For sites of 3 and 2 entries and one output, K has the rows 0 1 2 | 3 4 | 5, and the maps behind have 3 and 1 rows.
+    gram: K at the beginning, B_j0 B_l0ᵀ for all sites j, l behind the input. behind:
+    for every nonlinearity i, the maps B_ji to all sites j > i, one below the other.
+    outputs: how many of the last rows are outputs. For sites of 3 and 2 entries and one
+    output, K has the rows 0 1 2 | 3 4 | 5, and the maps behind have 3 and 1 rows.
     """
 
     gram: Tensor
@@ -101,21 +125,35 @@ class Maps:
         rows = []
         for j in range(1, network.depth + 2):
             rows.append(_maps_to(network, j))
-        # rows[j − 1][i] is B_ji. All B_j0, one below the other, from site 1 to the output.
+        # rows[j − 1][i] is B_ji. All B_j0, one below the other, from site 1 to the
+        # output.
         first = torch.cat([row[0] for row in rows])
         # rows[i:] are those of the sites j > i: rows[0] belongs to site 1.
-        behind = [torch.cat([row[i] for row in rows[i:]]) for i in range(1, network.depth + 1)]
+        behind = [
+            torch.cat([row[i] for row in rows[i:]]) for i in range(1, network.depth + 1)
+        ]
         return cls(first @ first.T, tuple(behind), len(rows[-1][0]))
 
     def weighted(self, weights: Tensor) -> Maps:
         """The same with weighted sums of the outputs in their place."""
         inner = len(self.gram) - self.outputs
-        # With V for the weights, the output is Vy: K_ol becomes V K_ol, K_oo becomes V K_oo Vᵀ.
-        cross, last = weights @ self.gram[inner:, :inner], weights @ self.gram[inner:, inner:] @ weights.T
-        gram = torch.cat([torch.cat([self.gram[:inner, :inner], cross.T], 1), torch.cat([cross, last], 1)])
+        # With V for the weights, the output is Vy: K_ol becomes V K_ol, K_oo becomes V
+        # K_oo Vᵀ.
+        cross, last = (
+            weights @ self.gram[inner:, :inner],
+            weights @ self.gram[inner:, inner:] @ weights.T,
+        )
+        gram = torch.cat(
+            [
+                torch.cat([self.gram[:inner, :inner], cross.T], 1),
+                torch.cat([cross, last], 1),
+            ]
+        )
         behind = []
         for rows in self.behind:
-            behind.append(torch.cat([rows[: -self.outputs], weights @ rows[-self.outputs :]]))
+            behind.append(
+                torch.cat([rows[: -self.outputs], weights @ rows[-self.outputs :]])
+            )
         return Maps(gram, tuple(behind), len(weights))
 
 
@@ -123,11 +161,20 @@ def _maps_to(network: Network, j: int) -> list[Tensor]:
     """B_ji for i < j as matrices, zeros where no linear path leads."""
     size, shape = network.in_size(j), network.nodes[network.sites[j].source].shape
     # One adjoint pass of the unit vectors gives the rows of all B_ji at once.
-    seed = torch.eye(size, dtype=network.dtype, device=network.device).reshape(size, *shape)
+    seed = torch.eye(size, dtype=network.dtype, device=network.device).reshape(
+        size, *shape
+    )
     maps = []
     for i, pulled in enumerate(network.pull(j, seed)[:j]):
         if pulled is None:
-            maps.append(torch.zeros(size, network.out_size(i), dtype=torch.float64, device=network.device))
+            maps.append(
+                torch.zeros(
+                    size,
+                    network.out_size(i),
+                    dtype=torch.float64,
+                    device=network.device,
+                )
+            )
         else:
             maps.append(pulled.flatten(1).double())
     return maps
@@ -140,27 +187,38 @@ def eliminate(maps: Maps, diagonals: Sequence[Tensor], slack: Tensor) -> Ellipso
     for diagonal, extra, behind in zip(diagonals, slack, maps.behind, strict=True):
         size = len(diagonal)  # the rows of this site are the first ones that are left
         own, cross, rest = k[:size, :size], k[size:, :size], k[size:, size:]
-        # U_i = ν·D² exceeds K_ii if and only if ν exceeds the largest eigenvalue of D⁻¹K_ii D⁻¹.
+        # U_i = ν·D² exceeds K_ii if and only if ν exceeds the largest eigenvalue of
+        # D⁻¹K_ii D⁻¹.
         scaled = own / (diagonal[:, None] * diagonal)
         top = torch.linalg.eigh(scaled.detach())[1][:, -1]
-        # dλ = uᵀ(dM)u with u fixed: no derivative of eigenvectors, which is infinite where eigenvalues meet.
+        # dλ = uᵀ(dM)u with u fixed: no derivative of eigenvectors, which is infinite
+        # where eigenvalues meet.
         smallest = (top @ scaled @ top).clamp(min=_TINY)
         u = (1 + extra) * smallest * diagonal.square()
-        # K_ji (U_i − K_ii)⁻¹ K_il as halfᵀ·half, which stays symmetric and has no negative eigenvalues.
-        half = torch.linalg.solve_triangular(torch.linalg.cholesky(torch.diag(u) - own), cross.T, upper=False)
+        # K_ji (U_i − K_ii)⁻¹ K_il as halfᵀ·half, which stays symmetric and has no
+        # negative eigenvalues.
+        half = torch.linalg.solve_triangular(
+            torch.linalg.cholesky(torch.diag(u) - own), cross.T, upper=False
+        )
         k = rest + half.T @ half + (behind * u) @ behind.T
-        # What this site adds to the trace of K at the output; with the first one they sum to it.
-        shares.append(k[-outputs:, -outputs:].trace() - rest[-outputs:, -outputs:].trace())
+        # What this site adds to the trace of K at the output; with the first one they
+        # sum to it.
+        shares.append(
+            k[-outputs:, -outputs:].trace() - rest[-outputs:, -outputs:].trace()
+        )
         sizes.append(torch.linalg.eigvalsh(own.detach())[-1])
         multipliers.append(u)
     stacked = torch.stack(sizes) if sizes else k.new_zeros(0)
-    return Ellipsoids(k, tuple(multipliers), stacked, torch.stack(shares), tuple(diagonals), slack)
+    return Ellipsoids(
+        k, tuple(multipliers), stacked, torch.stack(shares), tuple(diagonals), slack
+    )
 
 
 @torch.enable_grad()
 def sharpened(maps: Maps, start: Ellipsoids, steps: int, lr: float) -> Ellipsoids:
     """Ellipsoids for one output alone, by gradient descent from some that are good for many."""
-    # Logarithms: a step can make neither diagonals nor slack negative, so every choice is valid.
+    # Logarithms: a step can make neither diagonals nor slack negative, so every choice
+    # is valid.
     logs = [diagonal.detach().log().requires_grad_() for diagonal in start.diagonals]
     slack = start.slack.detach().log().requires_grad_()
     parameters = [*logs, slack]

@@ -24,9 +24,10 @@ _COPIES = 2
 class Estimate:
     """A Lipschitz estimate. It may lie below the true bound while the power iteration has not converged.
 
-    value: () for the target network, (K,) per class, (K, K) for last-layer and pairwise.
-    prefix: m_1..m_n, the constants of the maps from the input to the input of each nonlinearity.
-    contributions: how much each site 0..n adds to the (mean) value; they sum to it.
+    value: () for the target network, (K,) per class, (K, K) for last-layer and
+    pairwise. prefix: m_1..m_n, the constants of the maps from the input to the input of
+    each nonlinearity. contributions: how much each site 0..n adds to the (mean) value;
+    they sum to it.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
@@ -40,11 +41,17 @@ class Estimate:
 
 
 def estimate_of_norms(
-    norms: Tensor, target: Target, network: Network, last_network: Network, far: FarPairs | None, memory: int | None
+    norms: Tensor,
+    target: Target,
+    network: Network,
+    last_network: Network,
+    far: FarPairs | None,
+    memory: int | None,
 ) -> Estimate:
     """The recursion with the matrix N of norms, and with rows that are pulled back through `last_network`."""
     depth = network.depth
-    # Without the row of the output, which other targets than the whole network do not have.
+    # Without the row of the output, which other targets than the whole network do not
+    # have.
     prefix = prefix_constants(norms[: depth + 1, : depth + 1])
     if target.whole_output:
         terms = norms[depth + 1, : depth + 1] * prefix
@@ -58,13 +65,21 @@ def estimate_of_norms(
     return Estimate(torch.stack(shares).sum(0), prefix[1:], contributions)
 
 
-def _row_shares(norms: Tensor, target: Target, network: Network, prefix: Tensor, far: FarPairs | None) -> list[Tensor]:
+def _row_shares(
+    norms: Tensor,
+    target: Target,
+    network: Network,
+    prefix: Tensor,
+    far: FarPairs | None,
+) -> list[Tensor]:
     """What the sites add to the constants of a target: the norms of its rows there, times m_i.
 
-    Rows travel to the last sites only, if others are far: behind site k, ‖rows at i‖ ≤ ρ_k·‖rows at k‖·N_ki.
+    Rows travel to the last sites only, if others are far: behind site k, ‖rows at i‖ ≤
+    ρ_k·‖rows at k‖·N_ki.
     """
     output, classes = network.depth + 1, network.classes
-    # L_ab = Σ_i m_i ‖r_a^i − r_b^i‖, with the K rows of every B_{n+1,i} from one adjoint pass.
+    # L_ab = Σ_i m_i ‖r_a^i − r_b^i‖, with the K rows of every B_{n+1,i} from one
+    # adjoint pass.
     row_norms: dict[int, Tensor] = {}
     seed = torch.eye(classes, dtype=norms.dtype, device=norms.device)
     for i, rows in network.pull_each(output, seed):
@@ -90,7 +105,8 @@ def check_room(network: Network, far: FarPairs | None, memory: int | None) -> No
         nearest += 1
     first = network.sites[nearest].output
     sizes = [prod(node.shape) for node in network.nodes[first:]]
-    # A derivative keeps the rows at all nodes, otherwise those at a few nodes are there at a time.
+    # A derivative keeps the rows at all nodes, otherwise those at a few nodes are there
+    # at a time.
     entries = sum(sizes) if torch.is_grad_enabled() else 2 * max(sizes)
     needed = _COPIES * network.classes * entries * network.dtype.itemsize
     free = memory or share_of_memory(network.device)
@@ -101,9 +117,12 @@ def check_room(network: Network, far: FarPairs | None, memory: int | None) -> No
         )
 
 
-def estimate_of_ellipsoids(ellipsoids: Ellipsoids, target: Target, dtype: torch.dtype) -> Estimate:
+def estimate_of_ellipsoids(
+    ellipsoids: Ellipsoids, target: Target, dtype: torch.dtype
+) -> Estimate:
     """The constants that ellipsoids give; what the sites add to them is their part of the squares."""
-    # K_ii bounds z_i z_iᵀ, so the root of its largest eigenvalue is a constant of the map to site i.
+    # K_ii bounds z_i z_iᵀ, so the root of its largest eigenvalue is a constant of the
+    # map to site i.
     value, contributions = ellipsoids.values(target)
     return Estimate(value.to(dtype), ellipsoids.sizes.sqrt(), contributions)
 

@@ -10,7 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from lipcert.bounds.ellipsoids import Ellipsoids, Maps, eliminate, pairs_apart
-from lipcert.bounds.estimates import Estimate, culprit, estimate_of_ellipsoids, estimate_of_norms
+from lipcert.bounds.estimates import (
+    Estimate,
+    culprit,
+    estimate_of_ellipsoids,
+    estimate_of_norms,
+)
 from lipcert.bounds.recursion import norm_matrix
 from lipcert.bounds.scales import LIMIT, SLACK, Scales
 from lipcert.bounds.targets import find_target
@@ -32,9 +37,10 @@ _VECTORS = "vectors_"
 class Estimator(nn.Module):
     """Estimates the Lipschitz constants of a model by power iteration, differentiably.
 
-    The singular vectors are buffers: they are saved, loaded and moved with the estimator and start the next estimate,
-    so that a few iterations per training step are enough. Gradients reach the model's own parameters. The model is not
-    part of the estimator's state. BatchNorm and Dropout are treated as in eval mode.
+    The singular vectors are buffers: they are saved, loaded and moved with the
+    estimator and start the next estimate, so that a few iterations per training step
+    are enough. Gradients reach the model's own parameters. The model is not part of the
+    estimator's state. BatchNorm and Dropout are treated as in eval mode.
 
     Args:
         model: any model that `lipcert.trace` accepts.
@@ -79,23 +85,42 @@ class Estimator(nn.Module):
         check_choice("method", method, METHODS)
         find_target(target)
         if power_iterations < 0:
-            raise OptionError(f"power_iterations is {power_iterations}, expected 0 or more")
+            raise OptionError(
+                f"power_iterations is {power_iterations}, expected 0 or more"
+            )
         if span is not None and span < 1:
-            raise OptionError(f"span is {span}, expected 1 or more, or None for all maps")
+            raise OptionError(
+                f"span is {span}, expected 1 or more, or None for all maps"
+            )
         self.method, self.target = method, target
         self.power_iterations, self.accelerated = power_iterations, accelerated
-        self._model = (model,)  # a tuple, so that its parameters do not become the estimator's
+        self._model = (
+            model,
+        )  # a tuple, so that its parameters do not become the estimator's
         self._modules_of_model = tuple(model.modules())
-        self._fixed: dict[str, Any] = {"input_shape": input_shape, "seed": seed, "per_neuron": per_neuron}
+        self._fixed: dict[str, Any] = {
+            "input_shape": input_shape,
+            "seed": seed,
+            "per_neuron": per_neuron,
+        }
         self._fixed |= {"span": span, "memory": memory}
         network = network or trace(model, input_shape, training=True)
         self._build(network, per_neuron)
         self._send(network, seed, span, memory)
 
     @classmethod
-    def of_network(cls, network: Network, method: str, target: str, *, per_neuron: bool = False) -> Estimator:
+    def of_network(
+        cls, network: Network, method: str, target: str, *, per_neuron: bool = False
+    ) -> Estimator:
         """An estimator of a captured network, whatever becomes of its model."""
-        return cls(nn.Module(), network.input_shape, method, target, per_neuron=per_neuron, network=network)
+        return cls(
+            nn.Module(),
+            network.input_shape,
+            method,
+            target,
+            per_neuron=per_neuron,
+            network=network,
+        )
 
     def _build(self, network: Network, per_neuron: bool) -> None:
         """The network with 1-Lipschitz nonlinearities."""
@@ -118,12 +143,20 @@ class Estimator(nn.Module):
     def _build_ellipsoids(self, network: Network) -> None:
         """The network with sorted pairs apart, diagonals for its sites, and how far U exceeds the least it can be."""
         if not find_target(self.target).transforms_last:
-            raise OptionError(f"method='ellipsoids' has no target {self.target!r}; use 'pairwise'")
+            raise OptionError(
+                f"method='ellipsoids' has no target {self.target!r}; use 'pairwise'"
+            )
         self.network = pairs_apart(network)
         self.scales = Scales(self.network, per_neuron=True)
-        self.slack = nn.Parameter(torch.full((network.depth,), -1.0, dtype=network.dtype, device=network.device))
+        self.slack = nn.Parameter(
+            torch.full(
+                (network.depth,), -1.0, dtype=network.dtype, device=network.device
+            )
+        )
 
-    def _send(self, base: Network, seed: int, span: int | None, memory: int | None) -> None:
+    def _send(
+        self, base: Network, seed: int, span: int | None, memory: int | None
+    ) -> None:
         """The vectors that travel through the network, and in which chunks."""
         self._pairs: list[Pair] = []
         self._period, self._memory = 1, memory
@@ -133,8 +166,14 @@ class Estimator(nn.Module):
         near = None
         self._far: FarPairs | None = None
         if span is not None and self.method != "naive":
-            self._far = FarPairs(passing_ratios(base, liplt_lines(base)), base.depth + 2, span)
-            near = {pair for pair in joined_pairs(self.network, last) if pair not in self._far}
+            self._far = FarPairs(
+                passing_ratios(base, liplt_lines(base)), base.depth + 2, span
+            )
+            near = {
+                pair
+                for pair in joined_pairs(self.network, last)
+                if pair not in self._far
+            }
         sweep = Sweep(self.network, last, only=near)
         self._chunks = chunks(sweep, memory or share_of_memory(base.device))
         for chunk in self._chunks:
@@ -174,10 +213,15 @@ class Estimator(nn.Module):
             raise OptionError(
                 f"estimates need float32 or float64, the model is in {self.network.dtype}; convert a copy"
             )
-        with torch.autocast(self.network.device.type, enabled=False), constants_computed_once():
+        with (
+            torch.autocast(self.network.device.type, enabled=False),
+            constants_computed_once(),
+        ):
             estimate = self._estimate()
         if not bool(torch.isfinite(estimate.value).all()):
-            raise NonFiniteError(f"the Lipschitz estimate is not finite: {culprit(self._model[0])}")
+            raise NonFiniteError(
+                f"the Lipschitz estimate is not finite: {culprit(self._model[0])}"
+            )
         return estimate
 
     def diagonals(self) -> dict[str, Tensor]:
@@ -192,24 +236,34 @@ class Estimator(nn.Module):
         """Take over diagonals by the names of their sites."""
         if self.scales is not None:
             self.scales.begin_with(diagonals)
-        if self.slack is not None and SLACK in diagonals and diagonals[SLACK].shape == self.slack.shape:
+        if (
+            self.slack is not None
+            and SLACK in diagonals
+            and diagonals[SLACK].shape == self.slack.shape
+        ):
             self.slack.copy_(diagonals[SLACK].log())
 
     def ellipsoids(self) -> Ellipsoids:
         """The ellipsoids of all sites and of the output, with the present diagonals."""
         if self.scales is None or self.slack is None:
-            raise OptionError("the estimator has no ellipsoids; use method='ellipsoids'")
+            raise OptionError(
+                "the estimator has no ellipsoids; use method='ellipsoids'"
+            )
         slack = self.slack.clamp(-LIMIT, LIMIT).exp().double()
         return eliminate(Maps.of(self.network), self.scales.flat_diagonals(), slack)
 
     def _estimate(self) -> Estimate:
         if self.method == "ellipsoids":
-            return estimate_of_ellipsoids(self.ellipsoids(), find_target(self.target), self.network.dtype)
+            return estimate_of_ellipsoids(
+                self.ellipsoids(), find_target(self.target), self.network.dtype
+            )
         norms = norm_matrix(self._pairs, self._norms(), self.network.depth + 2)
         if self._far is not None:
             norms = self._far.filled(norms)
         networks = self.network, self._last_network
-        return estimate_of_norms(norms, find_target(self.target), *networks, self._far, self._memory)
+        return estimate_of_norms(
+            norms, find_target(self.target), *networks, self._far, self._memory
+        )
 
     def _norms(self) -> Tensor:
         """‖B_ji‖ of all pairs, after some iterations."""
@@ -222,23 +276,32 @@ class Estimator(nn.Module):
         turn = int(self.get_buffer("turn")) if self._period > 1 else 0
         moved, norms = [], []
         for chunk in self._chunks:
-            moved.append(chunk.iterated(vectors, self.power_iterations, turn, self.accelerated))
+            moved.append(
+                chunk.iterated(vectors, self.power_iterations, turn, self.accelerated)
+            )
             norms.append(chunk.norms(moved[-1]))
         values = torch.cat(norms)
         if self.power_iterations > 0 and bool(torch.isfinite(values).all()):
             for chunk, own in zip(self._chunks, moved, strict=True):
                 chunk.write(own, vectors)
             if self._period > 1:
-                self.get_buffer("turn").fill_((turn + self.power_iterations) % self._period)
+                self.get_buffer("turn").fill_(
+                    (turn + self.power_iterations) % self._period
+                )
         return values
 
     def _follow_model(self) -> None:
         """Move to the model's device and dtype if it has been moved since; refuse it if it has other layers now."""
         model = self._model[0]
         if tuple(model.modules()) != self._modules_of_model:
-            raise OptionError("layers of the model were replaced since the estimator was made; make a new one")
+            raise OptionError(
+                "layers of the model were replaced since the estimator was made; make a new one"
+            )
         like = next((p for p in model.parameters() if p.is_floating_point()), None)
-        if like is not None and (like.dtype, like.device) != (self.network.dtype, self.network.device):
+        if like is not None and (like.dtype, like.device) != (
+            self.network.dtype,
+            self.network.device,
+        ):
             self.network = replace(self.network, dtype=like.dtype, device=like.device)
             self.to(like.device, like.dtype)
 
@@ -246,5 +309,7 @@ class Estimator(nn.Module):
         return f"method={self.method!r}, target={self.target!r}, power_iterations={self.power_iterations}"
 
 
-def _rebuilt(kind: type[Estimator], model: nn.Module, options: Mapping[str, Any]) -> Estimator:
+def _rebuilt(
+    kind: type[Estimator], model: nn.Module, options: Mapping[str, Any]
+) -> Estimator:
     return kind(model, **options)

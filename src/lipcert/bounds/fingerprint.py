@@ -16,13 +16,18 @@ from lipcert.network.program import Program
 def fingerprint(network: Network) -> str:
     """SHA-256 over the program with all its tensors, and over the normal form that rules gave it."""
     digest = sha256(program_digest(network.program).encode())
-    # Other rules, of a user or of another version, may give the same program another normal form with other sites.
+    # Other rules, of a user or of another version, may give the same program another
+    # normal form with other sites.
     for node in network.nodes:
-        edges = [(e.source, type(e.op).__name__, e.op.in_shape, e.op.terms, e.op.covered) for e in node.edges]
+        edges = [
+            (e.source, type(e.op).__name__, e.op.in_shape, e.op.terms, e.op.covered)
+            for e in node.edges
+        ]
         digest.update(f"{node.shape} {edges};".encode())
     for site in network.sites:
         slope = site.slope
-        # Learned slopes are tensors of the program, whose values are in its digest already.
+        # Learned slopes are tensors of the program, whose values are in its digest
+        # already.
         described = slope and (
             slope.alpha if isinstance(slope.alpha, float) else "learned",
             slope.beta if isinstance(slope.beta, float) else "learned",
@@ -41,7 +46,11 @@ def check_finite(program: Program) -> None:
         if not node.users:
             continue
         tensor = read()
-        if isinstance(tensor, Tensor) and tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        if (
+            isinstance(tensor, Tensor)
+            and tensor.is_floating_point()
+            and not bool(torch.isfinite(tensor).all())
+        ):
             raise NonFiniteError(
                 f"{program.names.get(node, node.name)} contains NaN or infinity; restore the last good weights"
             )

@@ -11,7 +11,12 @@ import torch
 from torch import Tensor
 
 from lipcert.bounds.output_rows import bound_rows
-from lipcert.bounds.recursion import bound_between, bound_prefix, norm_matrix, prefix_constants
+from lipcert.bounds.recursion import (
+    bound_between,
+    bound_prefix,
+    norm_matrix,
+    prefix_constants,
+)
 from lipcert.bounds.targets import Target
 from lipcert.network.normal_form import Network
 from lipcert.network.program import Live
@@ -35,7 +40,8 @@ class Form:
 
     method: what the form is called. base: the network before it was transformed.
     radii: S_0..S_n of the transformation, at least; 1 for the input.
-    diagonals: D_i of sites in other coordinates, in which the constants of the form are those of D_i⁻¹z_i.
+    diagonals: D_i of sites in other coordinates, in which the constants of the form are
+    those of D_i⁻¹z_i.
     """
 
     method: str
@@ -44,7 +50,9 @@ class Form:
     norms: CertifiedNorms
     radii: Sequence[float]
     diagonals: Mapping[int, Tensor]
-    _output_norms: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
+    _output_norms: dict[str, Tensor] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     @cached_property
     def names(self) -> list[str]:
@@ -95,11 +103,16 @@ class Form:
         last = self.network.depth + 1
         values = torch.tensor(list(self.norms.lower.values()), dtype=torch.float64)
         lower = norm_matrix(list(self.norms.lower), values, last + 1)
-        reached = prefix_constants(lower[:last, :last]) / m  # of m_i, what the lower bounds on norms account for
+        reached = (
+            prefix_constants(lower[:last, :last]) / m
+        )  # of m_i, what the lower bounds on norms account for
         if target.whole_output:
-            reached = reached * lower[last, :last] / self.matrix[last, :last].clamp(min=_TINY)
+            reached = (
+                reached * lower[last, :last] / self.matrix[last, :last].clamp(min=_TINY)
+            )
         total = shares.sum(0)
-        # What the value would at least be, had every randomised norm its lower bound: total/least − 1 is the inflation.
+        # What the value would at least be, had every randomised norm its lower bound:
+        # total/least − 1 is the inflation.
         least = (shares * per_row(reached, shares)).sum(0)
         ratios = torch.where(total > 0, total / least.clamp(min=_TINY), 1.0)
         return max(float(ratios.max()) - 1, 0.0)
@@ -125,7 +138,8 @@ class Form:
         lines = {}
         for site, (_, radius) in naive_lines(self.base).items():
             lines[site] = 0.0, _positive(radius)
-        # m_i of LipLT bounds z_i. From there rows start at φ_i itself, so that they lead across the last layer alone.
+        # m_i of LipLT bounds z_i. From there rows start at φ_i itself, so that they
+        # lead across the last layer alone.
         plain = _rescaled(loop_transform(self.base, lines), self.diagonals)
         return bound_rows(plain, target, ProductErrors(plain)) * (1 + gamma(6))
 
@@ -137,7 +151,9 @@ class Form:
         resolvent = bound_between(self.inner)
         # R_ii = 1 is no map from the output of a site to an input behind it.
         strictly_lower = resolvent - torch.eye(len(resolvent), dtype=torch.float64)
-        return up_product(strictly_lower, 1 / torch.tensor(self.radii, dtype=torch.float64))
+        return up_product(
+            strictly_lower, 1 / torch.tensor(self.radii, dtype=torch.float64)
+        )
 
     def tails(self, target: Target) -> Tensor:
         """(n+1, …): constants from the output of every nonlinearity to the functionals, in the form's coordinates."""
@@ -145,9 +161,15 @@ class Form:
         rows = self.output_norms(target)
         if target.transforms_last:
             resolvent = bound_between(self.inner)
-            # From ψ_i straight to the output, R_ii = 1, or by way of any later site l: Σ_l ‖B_{n+1,l}‖ R_li.
-            constants = torch.einsum("li,l...->i...", resolvent, rows) * (1 + gamma(last + 2))
-            return up_product(constants, per_row(1 / torch.tensor(self.radii, dtype=torch.float64), rows))
+            # From ψ_i straight to the output, R_ii = 1, or by way of any later site l:
+            # Σ_l ‖B_{n+1,l}‖ R_li.
+            constants = torch.einsum("li,l...->i...", resolvent, rows) * (
+                1 + gamma(last + 2)
+            )
+            return up_product(
+                constants,
+                per_row(1 / torch.tensor(self.radii, dtype=torch.float64), rows),
+            )
         # Here rows start at φ itself, whose S is its Lipschitz constant.
         radii = [1.0]
         for _, radius in naive_lines(self.base).values():
@@ -170,8 +192,9 @@ def make_form(
 ) -> Form:
     """A float64 network, loop-transformed unless the method is "naive", with norms up to site `last`.
 
-    `scales` are diagonals by the names of their sites; `rough` is the network in the model's own precision;
-    norms that are done are added to `kept`, and not computed again.
+    `scales` are diagonals by the names of their sites; `rough` is the network in the
+    model's own precision; norms that are done are added to `kept`, and not computed
+    again.
     """
     lines = naive_lines(base) if method == "naive" else liplt_lines(base, up=True)
     diagonals: dict[int, Tensor] = {}
@@ -181,10 +204,13 @@ def make_form(
         radius = _positive(line_radius)
         if scales is not None and name in scales:
             diagonals[site] = scales[name].double()
-            radius *= 1 + gamma(6)  # D⁻¹ before and D after a site are rounded: their product is not quite 1
+            radius *= 1 + gamma(
+                6
+            )  # D⁻¹ before and D after a site are rounded: their product is not quite 1
         lines[site] = centre, radius
         radii.append(radius)
-    # lines and radii must not change any more: the maps of the network contain S, `between` and `tails` divide by it.
+    # lines and radii must not change any more: the maps of the network contain S,
+    # `between` and `tails` divide by it.
     network = _rescaled(loop_transform(base, lines), diagonals)
     passing = {}
     for site in passed_sites(base):
@@ -206,4 +232,7 @@ def _positive(radius: float | Live) -> float:
 
 
 def _rescaled(network: Network, diagonals: Mapping[int, Tensor]) -> Network:
-    return rescale(network, {site: partial(torch.clone, diagonal) for site, diagonal in diagonals.items()})
+    return rescale(
+        network,
+        {site: partial(torch.clone, diagonal) for site, diagonal in diagonals.items()},
+    )

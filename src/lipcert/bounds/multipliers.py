@@ -14,13 +14,17 @@ _CHUNK = 1 << 22  # entries of vectors iterated at a time
 _SPREAD = 1e-7  # how far the weights q of a site may lie apart
 
 
-def propose_diagonals(targets: np.ndarray, whole: np.ndarray, multiplier: str) -> np.ndarray:
+def propose_diagonals(
+    targets: np.ndarray, whole: np.ndarray, multiplier: str
+) -> np.ndarray:
     """(P, n): positive D = T^½ that make ‖G D⁻¹‖·‖D W‖ small for each of P matrices G, (P, o, n), and one W, (n, r).
 
-    With weights d > 0 of the neurons, "sll" is t_k = Σ_j |GᵀG|_kj d_j/d_k. In "optimal" directions v_k of length 1 turn
-    this into t_k = |Σ_j (GᵀG)_kj d_j v_j|/d_k, where v_k is the direction of that sum; for a single row G both agree.
-    The best d_k are the norms of the rows of WY, where Y maximises Σ_kj (GᵀG)_kj d_k d_j ⟨v_k, v_j⟩ subject to |Y| = 1:
-    the dual of the semidefinite program in factored form. Y and v follow by power iteration, Y ← WᵀTWY.
+    With weights d > 0 of the neurons, "sll" is t_k = Σ_j |GᵀG|_kj d_j/d_k. In "optimal"
+    directions v_k of length 1 turn this into t_k = |Σ_j (GᵀG)_kj d_j v_j|/d_k, where
+    v_k is the direction of that sum; for a single row G both agree. The best d_k are
+    the norms of the rows of WY, where Y maximises Σ_kj (GᵀG)_kj d_k d_j ⟨v_k, v_j⟩
+    subject to |Y| = 1: the dual of the semidefinite program in factored form. Y and v
+    follow by power iteration, Y ← WᵀTWY.
     """
     count, outputs, n = targets.shape
     if multiplier == "sn":
@@ -28,30 +32,49 @@ def propose_diagonals(targets: np.ndarray, whole: np.ndarray, multiplier: str) -
     # GᵀG = RᵀR: only the Gram matrix counts, and R has n rows.
     if outputs > n:
         targets = np.stack([np.linalg.qr(target, mode="r") for target in targets])
-    # The dual has n + 1 linear constraints, so an optimum has a rank r with r(r + 1)/2 ≤ n + 1 (Barvinok, Pataki).
+    # The dual has n + 1 linear constraints, so an optimum has a rank r with r(r + 1)/2
+    # ≤ n + 1 (Barvinok, Pataki).
     columns = min(whole.shape[1], 4 + round(sqrt(2 * n)))
     step = max(1, _CHUNK // (n * columns))
-    scale = np.abs(targets).max(initial=0.0, axis=(1, 2), keepdims=True), np.abs(whole).max(initial=0.0)
-    # The best D does not depend on the scale of G and W, but products of four of them could overflow or vanish.
+    scale = (
+        np.abs(targets).max(initial=0.0, axis=(1, 2), keepdims=True),
+        np.abs(whole).max(initial=0.0),
+    )
+    # The best D does not depend on the scale of G and W, but products of four of them
+    # could overflow or vanish.
     targets, whole = targets / (scale[0] + UNDERFLOW), whole / (scale[1] + UNDERFLOW)
-    chunks = [_squares(targets[k : k + step], whole, multiplier, columns) for k in range(0, count, step)]
-    # D has to be positive and finite, whatever the iteration has done: it is divided by.
+    chunks = [
+        _squares(targets[k : k + step], whole, multiplier, columns)
+        for k in range(0, count, step)
+    ]
+    # D has to be positive and finite, whatever the iteration has done: it is divided
+    # by.
     squares = np.nan_to_num(np.concatenate(chunks), nan=0.0, posinf=0.0)
     largest = squares.max(axis=1, keepdims=True)
-    return np.asarray(np.sqrt(np.where(largest > 0, np.maximum(squares, 1e-12 * largest), 1.0)))
+    return np.asarray(
+        np.sqrt(np.where(largest > 0, np.maximum(squares, 1e-12 * largest), 1.0))
+    )
 
 
-def _squares(targets: np.ndarray, whole: np.ndarray, multiplier: str, columns: int) -> np.ndarray:
+def _squares(
+    targets: np.ndarray, whole: np.ndarray, multiplier: str, columns: int
+) -> np.ndarray:
     """T of some matrices G, (P, n)."""
     count, outputs, n = targets.shape
     signed = multiplier == "optimal" or outputs == 1
-    sizes = np.ones((0, 0, 0)) if signed and multiplier != "aol" else np.abs(targets.transpose(0, 2, 1) @ targets)
+    sizes = (
+        np.ones((0, 0, 0))
+        if signed and multiplier != "aol"
+        else np.abs(targets.transpose(0, 2, 1) @ targets)
+    )
     if multiplier == "aol":
         return np.asarray(sizes.sum(2))
     # Y starts in the leading directions of W, with |Y| = 1.
     basis = np.linalg.svd(whole, full_matrices=False)[2][:columns].T
     y = np.broadcast_to(basis / sqrt(columns), (count, *basis.shape))
-    directions = np.random.default_rng(0).standard_normal((count, n, 1 if outputs == 1 else min(outputs, columns)))
+    directions = np.random.default_rng(0).standard_normal(
+        (count, n, 1 if outputs == 1 else min(outputs, columns))
+    )
     previous = np.zeros(count)
     for step in range(_STEPS[multiplier]):
         images = whole @ y
@@ -60,7 +83,9 @@ def _squares(targets: np.ndarray, whole: np.ndarray, multiplier: str, columns: i
         d = np.maximum(d, _SPREAD * d.max(axis=1, keepdims=True)) + UNDERFLOW
         if signed:
             for _ in range(1 if outputs == 1 else 3):
-                directions = targets.transpose(0, 2, 1) @ (targets @ (d[:, :, None] * directions))
+                directions = targets.transpose(0, 2, 1) @ (
+                    targets @ (d[:, :, None] * directions)
+                )
                 sums = np.linalg.norm(directions, axis=2)
                 directions = directions / (sums[:, :, None] + UNDERFLOW)
         else:

@@ -1,8 +1,9 @@
 """Rows of the maps from the sites to the logits, and the norms of what a target makes of them.
 
-Where the last dense layer W (K × h) has more logits than it reads neurons, B_{n+1,i} = W·M_i, and only the h rows of
-M_i travel back. In place of W·M_i stands W·L with a factor L of the h × h Gram matrix: ‖xM‖ ≤ ‖xL‖ for every row x, and
-hardly more, so that all pairs of a thousand classes cost what h rows cost.
+Where the last dense layer W (K × h) has more logits than it reads neurons, B_{n+1,i} =
+W·M_i, and only the h rows of M_i travel back. In place of W·M_i stands W·L with a
+factor L of the h × h Gram matrix: ‖xM‖ ≤ ‖xL‖ for every row x, and hardly more, so that
+all pairs of a thousand classes cost what h rows cost.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ _SMALLEST_SHIFT = 1e-290
 """More than what products lose where they underflow."""
 
 
-def output_rows(network: Network, errors: ProductErrors) -> Iterator[tuple[int, Tensor, float]]:
+def output_rows(
+    network: Network, errors: ProductErrors
+) -> Iterator[tuple[int, Tensor, float]]:
     """For the sites i that the output depends on, from the last one: i, the rows of B_{n+1,i}, and their errors."""
     classes, last = network.classes, network.depth + 1
     seed = torch.eye(classes, dtype=torch.float64, device=network.device)
@@ -37,7 +40,8 @@ def output_rows(network: Network, errors: ProductErrors) -> Iterator[tuple[int, 
     for i, rows in network.pull_each(last, seed):
         error = errors.error((last, i))
         yield i, rows, error
-        # ‖B‖ ≤ ‖B‖_F. Sites nearer to the input come later, and their errors travel through this map.
+        # ‖B‖ ≤ ‖B‖_F. Sites nearer to the input come later, and their errors travel
+        # through this map.
         frobenius = float(row_norms(rows).square().sum().sqrt())
         errors.know((last, i), frobenius * (1 + 1e-9) + sqrt(classes) * error)
 
@@ -60,7 +64,9 @@ def check_rows_fit(network: Network) -> None:
 @torch.no_grad()
 def bound_rows(network: Network, target: Target, errors: ProductErrors) -> Tensor:
     """Norms of the functionals of B_{n+1,i} for all sites, with rounding allowances; 0 where no path leads."""
-    norms = torch.zeros(network.depth + 1, *target.shape(network.classes), dtype=torch.float64)
+    norms = torch.zeros(
+        network.depth + 1, *target.shape(network.classes), dtype=torch.float64
+    )
     head = narrow_head(network)
     if head is None:
         for i, rows, error in output_rows(network, errors):
@@ -83,7 +89,8 @@ class Head:
     def rows(self, hidden: Tensor, error: float) -> tuple[Tensor, float]:
         """Rows in place of W·M, no functional of which is shorter, and their errors, for h rows M with this error.
 
-        An error of the rows of M, or of a product with L, counts Σ_k |W_ak| times at most in row a.
+        An error of the rows of M, or of a product with L, counts Σ_k |W_ak| times at
+        most in row a.
         """
         # ‖xM‖ ≤ ‖xL‖ for every x, hence for every row of W and every difference of two.
         factor = majorant(hidden)
@@ -91,20 +98,25 @@ class Head:
         largest = float(weight.abs().sum(1).max()) * (1 + gamma(weight.shape[1]))
         # Rounding of W·L: at most γ_h Σ_k |W_ak||L_k| in row a, by norms.
         product = gamma(weight.shape[1] + 4) * float(row_norms(factor).max())
-        return weight @ factor, largest * (error + product + UNDERFLOW) * (1 + gamma(8)) + UNDERFLOW
+        return weight @ factor, largest * (error + product + UNDERFLOW) * (
+            1 + gamma(8)
+        ) + UNDERFLOW
 
 
 def narrow_head(network: Network) -> Head | None:
     """The last dense layer, if it has more outputs than inputs and nothing behind it computes."""
     v = network.sites[-1].source
     weight = torch.eye(network.classes, dtype=network.dtype, device=network.device)
-    # Backwards along the only path, past what merely moves entries (terms = 0), up to the first dense layer.
+    # Backwards along the only path, past what merely moves entries (terms = 0), up to
+    # the first dense layer.
     while v not in network.site_of_output and len(network.nodes[v].edges) == 1:
         edge = network.nodes[v].edges[0]
         dense = isinstance(edge.op, Dense)
         if edge.op.terms != 0 and not dense:
             return None
-        weight = edge.op.adjoint(weight)  # from the output towards the layer; exact: every entry is one of W
+        weight = edge.op.adjoint(
+            weight
+        )  # from the output towards the layer; exact: every entry is one of W
         v = edge.source
         if dense:
             shape = network.nodes[v].shape
@@ -112,15 +124,18 @@ def narrow_head(network: Network) -> Head | None:
                 return None
             # The same nodes with the output moved to the neurons that the layer reads.
             output = replace(network.sites[-1], source=v)
-            return Head(weight.detach(), replace(network, sites=(*network.sites[:-1], output)))
+            return Head(
+                weight.detach(), replace(network, sites=(*network.sites[:-1], output))
+            )
     return None
 
 
 def majorant(rows: Tensor) -> Tensor:
     """L with MMᵀ ⪯ LLᵀ for the rows M (h × N), triangular; M itself if it is not wider than high or cannot be factored.
 
-    The computed Gram matrix has an error of at most γ_N·‖M‖_F² in norm, and that of its Cholesky factors is at most
-    γ_{h+1} times the trace: a shift by four times both covers them.
+    The computed Gram matrix has an error of at most γ_N·‖M‖_F² in norm, and that of its
+    Cholesky factors is at most γ_{h+1} times the trace: a shift by four times both
+    covers them.
     """
     height, width = rows.shape
     if width <= height:

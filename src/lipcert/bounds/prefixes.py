@@ -1,7 +1,8 @@
 """The recursion that takes the best of several forms of a network.
 
-Any valid constant m_i may enter the recursion of any form. So a form computes its constants from the smallest ones
-known, hands them on, and the forms take turns until nothing improves.
+Any valid constant m_i may enter the recursion of any form. So a form computes its
+constants from the smallest ones known, hands them on, and the forms take turns until
+nothing improves.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ _ROUNDS = 8
 class Prefixes:
     """The smallest constants of the maps from the input to each nonlinearity.
 
-    known, winners: those of the first program by the names of its sites, and the methods they are due to. forms: those
-    of each form, in its coordinates.
+    known, winners: those of the first program by the names of its sites, and the
+    methods they are due to. forms: those of each form, in its coordinates.
     """
 
     known: dict[str, float] = field(default_factory=dict)
@@ -33,8 +34,9 @@ class Prefixes:
 def smallest_prefixes(forms: Sequence[Form]) -> Prefixes:
     """Let the forms of each program take turns until none improves a constant any more.
 
-    A name says which nonlinearity is meant within one program only: relu_1 of a program with a layer as a single site
-    may be relu_2 of the program with the operations of that layer.
+    A name says which nonlinearity is meant within one program only: relu_1 of a program
+    with a layer as a single site may be relu_2 of the program with the operations of
+    that layer.
     """
     result = Prefixes()
     known: dict[int, dict[str, float]] = {}
@@ -47,7 +49,8 @@ def smallest_prefixes(forms: Sequence[Form]) -> Prefixes:
             own = known[id(form.network.program)]
             constants = form.prefix(own).tolist()
             for site, name in enumerate(form.names[1:], start=1):
-                # Forms meet in the coordinates of the network, the only ones that they have in common.
+                # Forms meet in the coordinates of the network, the only ones that they
+                # have in common.
                 value = form.in_network(site, constants[site])
                 # A gain of the size of roundings is not worth another round.
                 if value < own.get(name, inf) * (1 - 1e-12):

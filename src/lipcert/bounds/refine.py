@@ -1,12 +1,14 @@
 """LT-SDP (the paper's thm:lipSdpForLoopTransformed and thm:multiLayerLipschitz-Sdp) for any DAG.
 
-If site i is elementwise and T is diagonal with B_jiᵀB_ji ⪯ T, then |B_ji ψ_i(z)|² ≤ ψ_i(z)ᵀTψ_i(z) ≤ |T^½z|². So
+If site i is elementwise and T is diagonal with B_jiᵀB_ji ⪯ T, then |B_ji ψ_i(z)|² ≤
+ψ_i(z)ᵀTψ_i(z) ≤ |T^½z|². So
 
     Lip(T^½z_i)  ≤  Σ_{l<i} ‖T^½B_il‖ m_l
 
-is a constant of x ↦ B_ji ψ_i(z_i). With T = ‖B_ji‖²I it is LipLT's, and the better of both is taken. In place of the
-sum the paper has ‖W_iᵀTW_i‖^½ times a constant of what W_i is applied to; its remark says why z_i should be unrolled.
-Any positive diagonal T = D² can be proposed: what is used is ν²T with a proved bound ν on ‖B_ji D⁻¹‖.
+is a constant of x ↦ B_ji ψ_i(z_i). With T = ‖B_ji‖²I it is LipLT's, and the better of
+both is taken. In place of the sum the paper has ‖W_iᵀTW_i‖^½ times a constant of what
+W_i is applied to; its remark says why z_i should be unrolled. Any positive diagonal T =
+D² can be proposed: what is used is ν²T with a proved bound ν on ‖B_ji D⁻¹‖.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ class RefinedForm(Form):
     def limited_prefix(self, limits: Sequence[float]) -> Tensor:
         """m_0..m_n by the recursion with the better terms, rounded up."""
         first = torch.ones((), dtype=torch.float64)
-        return recursion(lambda j, m: up_sum(self.terms(j, m)), self.network.depth + 1, first, limits)
+        return recursion(
+            lambda j, m: up_sum(self.terms(j, m)), self.network.depth + 1, first, limits
+        )
 
     def terms(self, j: int, m: Tensor) -> Tensor:
         """(j,): constants of x ↦ B_ji ψ_i(z_i) for all sites i before j, the better of LipLT's and the refined one."""
@@ -68,7 +72,8 @@ class RefinedForm(Form):
     def shares(self, target: Target, m: Tensor, report: Report) -> Tensor:
         """The better of LipLT's share and the refined one, for each site and each functional of the target.
 
-        Targets of very many functionals, and those that stop before the last layer, are left to LipLT.
+        Targets of very many functionals, and those that stop before the last layer, are
+        left to LipLT.
         """
         # (n+1, …). From here on entries only become smaller.
         shares = super().shares(target, m, report)
@@ -88,10 +93,14 @@ class RefinedForm(Form):
             matrix = rows.flatten(1).detach().cpu().numpy()
             targets, target_error = weighted_rows(weights, matrix, error)
             part = partial(_report_part, report, last - 1 - i, last)
-            # (F, 1, n_i): each functional is a matrix G of one row, with a T of its own.
-            factors = self.refined_factors(targets[:, None], target_error, i, m[:i].numpy(), part)
+            # (F, 1, n_i): each functional is a matrix G of one row, with a T of its
+            # own.
+            factors = self.refined_factors(
+                targets[:, None], target_error, i, m[:i].numpy(), part
+            )
             refined = _weighted(factors, m[:i].numpy())
-            # For a pair the place is ([a, b], [b, a]): both entries of the symmetric matrix.
+            # For a pair the place is ([a, b], [b, a]): both entries of the symmetric
+            # matrix.
             for (place, _), value in zip(functionals, refined.tolist(), strict=True):
                 shares[i][place] = shares[i][place].clamp(max=value)
         report(1.0)
@@ -102,15 +111,21 @@ class RefinedForm(Form):
         slope = self.network.sites[i].slope
         return slope is not None and slope.elementwise
 
-    def refined_factors(self, targets: np.ndarray, error: float, i: int, m: np.ndarray, report: Report) -> np.ndarray:
+    def refined_factors(
+        self, targets: np.ndarray, error: float, i: int, m: np.ndarray, report: Report
+    ) -> np.ndarray:
         """(P, i): ν‖D B_il‖ for each of P matrices with columns for site i, known up to `error`, with the best D."""
         factors = np.zeros((len(targets), i))
         maps = {k: self.maps[i, k] for k in range(i) if (i, k) in self.maps}
         if not maps:
             return factors
-        # By Cauchy–Schwarz (Σ_l ‖DB_il‖m_l)² is at most Σ_l ‖DB_il‖²m_l/‖B_il‖ times a constant. ‖DW‖² for these maps
-        # side by side stands for that sum. It only chooses D; the bound is proved below.
-        weighted = [sqrt(m[k] / (self.norms.bounds[i, k] + UNDERFLOW)) * b for k, b in maps.items()]
+        # By Cauchy–Schwarz (Σ_l ‖DB_il‖m_l)² is at most Σ_l ‖DB_il‖²m_l/‖B_il‖ times a
+        # constant. ‖DW‖² for these maps side by side stands for that sum. It only
+        # chooses D; the bound is proved below.
+        weighted = [
+            sqrt(m[k] / (self.norms.bounds[i, k] + UNDERFLOW)) * b
+            for k, b in maps.items()
+        ]
         whole = np.concatenate(weighted, axis=1)
         if whole.shape[1] > whole.shape[0]:
             # ‖DW‖ depends on WWᵀ alone, which is that of the triangular factor.
@@ -121,10 +136,15 @@ class RefinedForm(Form):
             exact = targets.shape[1] > 1 and targets.shape[2] <= _EXACT
             multiplier = "optimal" if exact else "sll"
         for p, diagonal in enumerate(propose_diagonals(targets, whole, multiplier)):
-            # ν ≥ ‖G D⁻¹‖ makes ν²D² a T with GᵀG ⪯ T, whatever D was proposed. An error of G grows by max D⁻¹ at most.
-            nu = _bound_product(targets[p] / diagonal, error * float((1 / diagonal).max()))
+            # ν ≥ ‖G D⁻¹‖ makes ν²D² a T with GᵀG ⪯ T, whatever D was proposed. An error
+            # of G grows by max D⁻¹ at most.
+            nu = _bound_product(
+                targets[p] / diagonal, error * float((1 / diagonal).max())
+            )
             for k, b in maps.items():
-                product = _bound_product(diagonal[:, None] * b, self.errors[i, k] * float(diagonal.max()))
+                product = _bound_product(
+                    diagonal[:, None] * b, self.errors[i, k] * float(diagonal.max())
+                )
                 factors[p, k] = round_up(nu * product)
             report((p + 1) / len(targets))
         return factors
@@ -149,13 +169,17 @@ def _report_part(report: Report, done: int, total: int, fraction: float) -> None
 
 @torch.no_grad()
 def refine(
-    plain: Form, options: NormOptions, multiplier: str | None = None, progress: Progress = no_progress
+    plain: Form,
+    options: NormOptions,
+    multiplier: str | None = None,
+    progress: Progress = no_progress,
 ) -> RefinedForm:
     """LT-SDP from the norms of LipLT: T for every pair of sites, by the constants of the sites before them.
 
     A form in other coordinates is refined in them.
 
-    multiplier: "sn" (T = ‖B_ji‖²I, LipLT), "aol" (row sums of |B_jiᵀB_ji|), "sll" (row sums with the best weights),
+    multiplier: "sn" (T = ‖B_ji‖²I, LipLT), "aol" (row sums of |B_jiᵀB_ji|), "sll" (row
+    sums with the best weights),
         "optimal", or None for "optimal" at sites of at most 300 neurons and "sll" elsewhere.
     """
     if multiplier is not None:
@@ -164,17 +188,29 @@ def refine(
     maps, errors = _matrices(plain, progress)
     method = "lt-sdp" if plain.method == "liplt" else f"{plain.method} lt-sdp"
     form = RefinedForm(
-        method, plain.network, plain.base, plain.norms, plain.radii, plain.diagonals, maps, errors, multiplier
+        method,
+        plain.network,
+        plain.base,
+        plain.norms,
+        plain.radii,
+        plain.diagonals,
+        maps,
+        errors,
+        multiplier,
     )
     last = max((j for j, _ in maps), default=0)
 
     def row(j: int, m: Tensor) -> Tensor:
         report = partial(progress, f"multipliers {j}/{last}")
         for i in range(1, j):
-            # T is a diagonal: |ψ_i(z)|_T ≤ |z|_T needs every coordinate to be 1-Lipschitz for itself.
+            # T is a diagonal: |ψ_i(z)|_T ≤ |z|_T needs every coordinate to be
+            # 1-Lipschitz for itself.
             if (j, i) in maps and form.is_elementwise(i):
-                factors = form.refined_factors(maps[j, i][None], errors[j, i], i, m[:i].numpy(), report)
-                # `terms` finds them below, so that m_j and all constants behind it gain from them.
+                factors = form.refined_factors(
+                    maps[j, i][None], errors[j, i], i, m[:i].numpy(), report
+                )
+                # `terms` finds them below, so that m_j and all constants behind it gain
+                # from them.
                 form.factors[j, i] = factors[0]
         return up_sum(form.terms(j, m))
 
@@ -182,14 +218,19 @@ def refine(
     return form
 
 
-def _matrices(plain: Form, progress: Progress) -> tuple[dict[Pair, np.ndarray], dict[Pair, float]]:
+def _matrices(
+    plain: Form, progress: Progress
+) -> tuple[dict[Pair, np.ndarray], dict[Pair, float]]:
     """B_ji for all pairs whose norms are known, and bounds on the Frobenius norms of their errors."""
     network = plain.network
     maps = all_matrices(network, list(plain.norms.bounds), progress)
     errors = {}
     for j, i in maps:
-        # The maps are formed column by column, each with this error: √(number of columns) in the Frobenius norm.
-        errors[j, i] = round_up(sqrt(network.out_size(i)) * plain.norms.errors.error((j, i)))
+        # The maps are formed column by column, each with this error: √(number of
+        # columns) in the Frobenius norm.
+        errors[j, i] = round_up(
+            sqrt(network.out_size(i)) * plain.norms.errors.error((j, i))
+        )
     return maps, errors
 
 
@@ -203,7 +244,9 @@ def _sizes(plain: Form) -> tuple[int, int]:
     """The widest site, and the bytes of the matrices of all maps."""
     network = plain.network
     widest = max((network.out_size(i) for i in range(1, network.depth + 1)), default=0)
-    return widest, 8 * sum(network.in_size(j) * network.out_size(i) for j, i in plain.norms.bounds)
+    return widest, 8 * sum(
+        network.in_size(j) * network.out_size(i) for j, i in plain.norms.bounds
+    )
 
 
 def _check_size(plain: Form, options: NormOptions) -> None:

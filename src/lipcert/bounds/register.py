@@ -25,7 +25,8 @@ class Register(dict[str, T]):
     def add(self, kind: type[T]) -> type[T]:
         """Decorator: makes a class known by its name."""
         self[kind.name] = kind()
-        # A dictionary keeps the order of insertion: tables and messages list names by rank, whoever came first.
+        # A dictionary keeps the order of insertion: tables and messages list names by
+        # rank, whoever came first.
         ordered = sorted(self.items(), key=lambda item: item[1].rank)
         self.clear()
         self.update(ordered)

@@ -1,8 +1,9 @@
 """The floor under all bounds: slopes that a network really has somewhere.
 
-For almost every x, ‖J(x)‖ is at most the Lipschitz constant. For piecewise linear networks it has no useful gradient,
-but the mean slope between x − rd/2 and x + rd/2 has one. So segments climb while they shrink: d turns to the gradients
-at the ends, x follows their difference, and J is taken at points on the way.
+For almost every x, ‖J(x)‖ is at most the Lipschitz constant. For piecewise linear
+networks it has no useful gradient, but the mean slope between x − rd/2 and x + rd/2 has
+one. So segments climb while they shrink: d turns to the gradients at the ends, x
+follows their difference, and J is taken at points on the way.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ def estimate_sampled(
     """
     wanted = find_target(target)
     if samples < 1 or steps < 0:
-        raise OptionError(f"samples is {samples} and steps is {steps}, expected samples ≥ 1 and steps ≥ 0")
+        raise OptionError(
+            f"samples is {samples} and steps is {steps}, expected samples ≥ 1 and steps ≥ 0"
+        )
     network = trace(model, input_shape)
     check_finite(network.program)
     wanted.check(network)
@@ -76,7 +79,8 @@ def _steepest(
     progress: Progress,
 ) -> Tensor:
     """The largest norms of the functionals of all Jacobians on the way, batch by batch."""
-    # Copies: neither gradients nor a conversion to float64 must reach the caller's model.
+    # Copies: neither gradients nor a conversion to float64 must reach the caller's
+    # model.
     climber = copy.deepcopy(model).requires_grad_(False)
     exact = copy.deepcopy(climber).double()
     steepest: list[Tensor] = []
@@ -95,11 +99,17 @@ def _steepest(
     return steepest[0].cpu()
 
 
-def _first_points(network: Network, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _first_points(
+    network: Network, count: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
     """Gaussian points of many magnitudes, and the lengths of their segments: the typical distance between two."""
     (low, high), shape = _SCALES, network.input_shape
     # The steepest region may be near or far: magnitudes are uniform in the exponent.
-    scale = 10.0 ** (low + (high - low) * torch.rand(count, *(1,) * len(shape), generator=generator).double())
+    scale = 10.0 ** (
+        low
+        + (high - low)
+        * torch.rand(count, *(1,) * len(shape), generator=generator).double()
+    )
     x = scale * torch.randn(count, *shape, generator=generator).double()
     # E|x − x′|² = 2n·scale² for two Gaussian points.
     radius = scale * sqrt(2 * prod(shape))
@@ -118,7 +128,12 @@ def _rows(network: Network, target: Target, first: int, count: int) -> Tensor | 
 
 
 def _climb(
-    model: nn.Module, x: Tensor, radius: Tensor, rows: Tensor | None, steps: int, generator: torch.Generator
+    model: nn.Module,
+    x: Tensor,
+    radius: Tensor,
+    rows: Tensor | None,
+    steps: int,
+    generator: torch.Generator,
 ) -> Iterator[tuple[float, Tensor]]:
     """The fraction done and points, at first and from time to time."""
     yield 0.0, x
@@ -131,15 +146,20 @@ def _climb(
         with torch.enable_grad():
             upper, lower = model(ends).flatten(1).chunk(2)
             rise = upper - lower
-            # The slope of the whole map is |rise|, whose half square has the same direction of ascent.
+            # The slope of the whole map is |rise|, whose half square has the same
+            # direction of ascent.
             if rows is None:
                 slope = rise.square().sum() / 2
             else:
                 slope = (rise * rows.to(rise)).sum()
             (gradient,) = torch.autograd.grad(slope, ends)
         up, down = gradient.chunk(2)
-        direction = _unit(up - down)  # the chunks have opposite signs, so this is the sum of the two gradients
-        x = x + _STRIDE * 2 * half.flatten(1).norm(dim=1).reshape(radius.shape) * _unit(up + down)
+        direction = _unit(
+            up - down
+        )  # the chunks have opposite signs, so this is the sum of the two gradients
+        x = x + _STRIDE * 2 * half.flatten(1).norm(dim=1).reshape(radius.shape) * _unit(
+            up + down
+        )
         if step in stops:
             yield step / steps, torch.cat([x, ends.detach()[: len(x)]])
 
@@ -155,7 +175,8 @@ def _jacobians(model: nn.Module, x: Tensor) -> Tensor:
     x = x.detach().requires_grad_()
     with torch.enable_grad():
         outputs = model(x).flatten(1)
-        # Rows of a batch are independent, so the gradient of a sum over the batch is that of every point.
+        # Rows of a batch are independent, so the gradient of a sum over the batch is
+        # that of every point.
         rows = []
         for output in outputs.unbind(1):
             (gradient,) = torch.autograd.grad(output.sum(), x, retain_graph=True)

@@ -1,7 +1,8 @@
 """Diagonal rescaling: coordinates in which the bound of a network is smaller.
 
-‖D_j⁻¹B_ji D_i‖ in place of ‖B_ji‖ is valid for any positive diagonals, because |ψ(a) − ψ(b)| ≤ s|a − b| holds for every
-coordinate. The best diagonals are found by gradient descent on their logarithms. Not in the paper.
+‖D_j⁻¹B_ji D_i‖ in place of ‖B_ji‖ is valid for any positive diagonals, because |ψ(a) −
+ψ(b)| ≤ s|a − b| holds for every coordinate. The best diagonals are found by gradient
+descent on their logarithms. Not in the paper.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class Scales(nn.Module):
         self._network = network
         self.per_neuron = per_neuron
         for site in range(1, network.depth + 1):
-            # A single factor would cancel in the recursion: m_i falls by what ‖B_ji D_i‖ grows.
+            # A single factor would cancel in the recursion: m_i falls by what ‖B_ji
+            # D_i‖ grows.
             if (count := free_scales(network, site, per_neuron)) > 1:
                 zeros = torch.zeros(count, dtype=network.dtype, device=network.device)
                 self.register_parameter(f"log_{site}", nn.Parameter(zeros))
@@ -57,8 +59,12 @@ class Scales(nn.Module):
     def diagonals(self) -> dict[str, Tensor]:
         """D of every site, by its name, in float64."""
         names = self._network.site_names()
-        # By name, not by number: a network traced anew, or with other layers behind, finds its own.
-        return {names[site]: self.diagonal(site).detach().double().cpu() for site in self.sites()}
+        # By name, not by number: a network traced anew, or with other layers behind,
+        # finds its own.
+        return {
+            names[site]: self.diagonal(site).detach().double().cpu()
+            for site in self.sites()
+        }
 
     @torch.no_grad()
     def begin_with(self, diagonals: Mapping[str, Tensor]) -> None:
@@ -70,7 +76,8 @@ class Scales(nn.Module):
                 continue
             log = self.get_parameter(f"log_{site}")
             try:
-                # Diagonals per neuron are averaged where this network has one entry per channel; any choice is valid.
+                # Diagonals per neuron are averaged where this network has one entry per
+                # channel; any choice is valid.
                 log.copy_(gather_scales(diagonal, self._network, site, len(log)).log())
             except RuntimeError as error:
                 raise OptionError(
@@ -80,8 +87,12 @@ class Scales(nn.Module):
 
     def rescaled(self, network: Network | None = None) -> Network:
         """The network, or another one with the same sites, in these coordinates, which are read whenever it is used."""
-        # Read at every use: in training, a step of the optimizer changes the coordinates of the next estimate.
-        return rescale(network or self._network, {site: partial(self.diagonal, site) for site in self.sites()})
+        # Read at every use: in training, a step of the optimizer changes the
+        # coordinates of the next estimate.
+        return rescale(
+            network or self._network,
+            {site: partial(self.diagonal, site) for site in self.sites()},
+        )
 
 
 def fits(scales: Mapping[str, Tensor], network: Network) -> bool:
@@ -89,7 +100,9 @@ def fits(scales: Mapping[str, Tensor], network: Network) -> bool:
     shapes = _shapes(network)
     for name, diagonal in scales.items():
         # The slack belongs to no site.
-        if name != SLACK and not (name in shapes and _broadcasts(diagonal.shape, shapes[name])):
+        if name != SLACK and not (
+            name in shapes and _broadcasts(diagonal.shape, shapes[name])
+        ):
             return False
     return True
 
@@ -106,4 +119,6 @@ def _broadcasts(small: Sequence[int], large: Sequence[int]) -> bool:
     """Whether one of the shapes can be expanded to the other."""
     if len(small) > len(large):
         return False
-    return all(a in (1, b) for a, b in zip(reversed(small), reversed(large), strict=False))
+    return all(
+        a in (1, b) for a, b in zip(reversed(small), reversed(large), strict=False)
+    )

@@ -1,14 +1,16 @@
 """LipSDP (Fazlyab et al. 2019) for any DAG: the best constant that multipliers of the slope restrictions prove.
 
-In the loop-transformed network a difference x of inputs causes differences w_i = ψ_i(z_i), |w_i| ≤ |z_i|, with
-z_j = B_j0 x + Σ_{i<j} B_ji w_i, and y = z_{n+1} at the output. With multipliers t ≥ 0,
-one per coordinate, or one per site that mixes coordinates, |y|² ≤ ρ|x|² holds if
+In the loop-transformed network a difference x of inputs causes differences w_i =
+ψ_i(z_i), |w_i| ≤ |z_i|, with z_j = B_j0 x + Σ_{i<j} B_ji w_i, and y = z_{n+1} at the
+output. With multipliers t ≥ 0, one per coordinate, or one per site that mixes
+coordinates, |y|² ≤ ρ|x|² holds if
 
     P(ρ, t)  =  ρ E_0ᵀE_0 + Σ_i (E_iᵀT_iE_i − Z_iᵀT_iZ_i) − CᵀC  ⪰  0,
 
-where E_i, Z_i and C pick w_i, z_i and y from v = (x, w_1, …, w_n). One choice of t gives LipLT, the best is no worse.
-Multipliers from a solver are only a proposal: ρ is derived from them, and P ⪰ 0 is proved by Cholesky. In the code w_i
-and z_i are scaled by LipLT's constants m_i, so that all are about |x|.
+where E_i, Z_i and C pick w_i, z_i and y from v = (x, w_1, …, w_n). One choice of t
+gives LipLT, the best is no worse. Multipliers from a solver are only a proposal: ρ is
+derived from them, and P ⪰ 0 is proved by Cholesky. In the code w_i and z_i are scaled
+by LipLT's constants m_i, so that all are about |x|.
 """
 
 from __future__ import annotations
@@ -64,10 +66,18 @@ def lipsdp_constants(
     check_choice("solver", solver, tuple(SOLVERS))
     _check_options(network, target)
     wanted = _wanted_pairs(pairs, target, network)
-    system = System(loop_transform(network, liplt_lines(network, up=True)), limit, progress)
+    system = System(
+        loop_transform(network, liplt_lines(network, up=True)), limit, progress
+    )
     # The maps are the same for all functionals: only the rows of the output differ.
     solve = partial(_constant, system, solver=solver)
-    return _each_functional(network, find_target(target), solve, wanted, partial(progress, "semidefinite programs"))
+    return _each_functional(
+        network,
+        find_target(target),
+        solve,
+        wanted,
+        partial(progress, "semidefinite programs"),
+    )
 
 
 @torch.no_grad()
@@ -83,13 +93,16 @@ def constants_of_ellipsoids(
 ) -> Tensor:
     """Guaranteed upper bounds on l2 Lipschitz constants that the multipliers of ellipsoids prove; see `ellipsoids`.
 
-    Each functional begins with the shared ones and has so many steps of its own; `network` is in float64, with sorted
-    pairs apart.
+    Each functional begins with the shared ones and has so many steps of its own;
+    `network` is in float64, with sorted pairs apart.
     """
     _check_options(network, target)
-    # To search in, rounded. What is proved is the inequality of the system, whose radii are rounded up.
+    # To search in, rounded. What is proved is the inequality of the system, whose radii
+    # are rounded up.
     maps = Maps.of(loop_transform(network, liplt_lines(network)))
-    system = System(loop_transform(network, liplt_lines(network, up=True)), limit, progress)
+    system = System(
+        loop_transform(network, liplt_lines(network, up=True)), limit, progress
+    )
 
     def solve(weights: np.ndarray | None) -> float:
         if weights is None:
@@ -97,7 +110,9 @@ def constants_of_ellipsoids(
         own = maps.weighted(torch.from_numpy(weights).to(maps.gram))
         return _proved_constant(system, weights, sharpened(own, shared, steps, lr))
 
-    return _each_functional(network, find_target(target), solve, None, partial(progress, "proofs"))
+    return _each_functional(
+        network, find_target(target), solve, None, partial(progress, "proofs")
+    )
 
 
 def _each_functional(
@@ -125,12 +140,18 @@ def _each_functional(
 
 
 def _check_options(network: Network, target: str) -> None:
-    check_choice("target", target, [name for name, known in TARGETS.items() if known.transforms_last])
+    check_choice(
+        "target",
+        target,
+        [name for name, known in TARGETS.items() if known.transforms_last],
+    )
     if network.dtype != torch.float64:
         raise OptionError(f"the network is in {network.dtype}; trace model.double()")
 
 
-def _wanted_pairs(pairs: Sequence[Pair] | None, target: str, network: Network) -> set[Pair] | None:
+def _wanted_pairs(
+    pairs: Sequence[Pair] | None, target: str, network: Network
+) -> set[Pair] | None:
     """The pairs of classes a < b to solve for; None for all."""
     if pairs is None:
         return None
@@ -140,23 +161,30 @@ def _wanted_pairs(pairs: Sequence[Pair] | None, target: str, network: Network) -
     for pair in pairs:
         a, b = sorted(pair)
         if not 0 <= a < b < network.classes:
-            raise OptionError(f"pairs= must name two different classes of 0..{network.classes - 1} each")
+            raise OptionError(
+                f"pairs= must name two different classes of 0..{network.classes - 1} each"
+            )
         wanted.add((a, b))
     return wanted
 
 
-def _proved_constant(system: System, weights: np.ndarray | None, ellipsoids: Ellipsoids) -> float:
+def _proved_constant(
+    system: System, weights: np.ndarray | None, ellipsoids: Ellipsoids
+) -> float:
     """The bound for one output that ρ = K and T_i = ρ·U_i⁻¹ prove, or LipLT, in the units of the system."""
     problem, scale, liplt = system.problem(weights)
-    # Units of an output that is zero but for rounding would blow its errors up to the size of the maps.
+    # Units of an output that is zero but for rounding would blow its errors up to the
+    # size of the maps.
     if liplt < _NOTHING or problem.drift[-1].sum() > _ROUNDOFF:
         return liplt
-    # In the units of the system: the output is divided by `scale`, z_i and w_i by `unit`.
+    # In the units of the system: the output is divided by `scale`, z_i and w_i by
+    # `unit`.
     rho = float(torch.linalg.eigvalsh(ellipsoids.output)[-1]) / scale**2
     proposal = [np.array([rho])]
     for u, unit in zip(ellipsoids.multipliers, system.units[1:], strict=True):
         proposal.append(rho * unit**2 / u.cpu().numpy())
-    # U_i may be too small for P ⪰ 0 by a rounding: `prove` moves it inwards. Whatever is proved holds, LipLT as well.
+    # U_i may be too small for P ⪰ 0 by a rounding: `prove` moves it inwards. Whatever
+    # is proved holds, LipLT as well.
     proved = prove(problem, np.concatenate(proposal), system.stretch)
     return min(liplt, round_up(scale * sqrt(proved), 4) + UNDERFLOW)
 
@@ -168,7 +196,8 @@ def _constant(system: System, weights: np.ndarray | None, solver: str) -> float:
         return liplt
     try:
         proposal = SOLVERS[solver](problem)
-        # A solver that converged has nearly the optimal ρ; one that stopped says how far down that may be.
+        # A solver that converged has nearly the optimal ρ; one that stopped says how
+        # far down that may be.
         lower = proposal[0]
     except Unsolved as stopped:
         proposal, lower = stopped.proposal, stopped.lower

@@ -25,23 +25,29 @@ def stored_bound(
 ) -> Bound:
     """The bound that was saved at `path`, or else the earlier one, if it belongs to the model; otherwise a new one.
 
-    `network` is the trace of the model. The scales of the earlier one are where those of a new one begin, unless `fit`
-    says otherwise. What is found is saved at `path`.
+    `network` is the trace of the model. The scales of the earlier one are where those
+    of a new one begin, unless `fit` says otherwise. What is found is saved at `path`.
     """
     wanted = (method, "pairwise", network.input_shape)
     # Processes may not see the same files: all of them take what the first one found.
     for known in of_first((Bound.find(path), earlier)):
-        if known is None or (known.method, known.target, known.facts.input_shape) != wanted:
+        if (
+            known is None
+            or (known.method, known.target, known.facts.input_shape) != wanted
+        ):
             continue
         # A bound of other weights is stale, however new its file is.
         if known.belongs_to(network):
             _save(known, path)
             return known
     if fit is None and earlier is not None:
-        # Weights that were trained on are near the earlier ones, and so are their best coordinates.
+        # Weights that were trained on are near the earlier ones, and so are their best
+        # coordinates.
         fit = FitOptions(start=earlier.scales)
     shape, targets = network.input_shape, ("pairwise",)
-    new = bound_targets(model, shape, method, targets, fit=fit, network=network, progress=progress)
+    new = bound_targets(
+        model, shape, method, targets, fit=fit, network=network, progress=progress
+    )
     _save(new["pairwise"], path)
     return new["pairwise"]
 

@@ -7,12 +7,15 @@ import numpy as np
 from lipcert.rounding import gamma
 
 
-def weighted_rows(weights: np.ndarray, rows: np.ndarray, error: float) -> tuple[np.ndarray, float]:
+def weighted_rows(
+    weights: np.ndarray, rows: np.ndarray, error: float
+) -> tuple[np.ndarray, float]:
     """W·R for functionals W, (F, K), of rows R, (K, n), and a bound on the norm of the error of each of its rows.
 
-    `error` bounds that of each row of R, or of all of them together. A row w of W makes at most ‖w‖₁ of it. A logit
-    or a difference of two makes it twice as large at most and rounds once, relative to the result, for which callers
-    allow anyway. Other weights round in every product and sum: |fl(wR) − wR| ≤ γ_K Σ_a |w_a||r_a|.
+    `error` bounds that of each row of R, or of all of them together. A row w of W makes
+    at most ‖w‖₁ of it. A logit or a difference of two makes it twice as large at most
+    and rounds once, relative to the result, for which callers allow anyway. Other
+    weights round in every product and sum: |fl(wR) − wR| ≤ γ_K Σ_a |w_a||r_a|.
     """
     product = weights @ rows
     heaviest = float(np.abs(weights).sum(1).max())

@@ -5,4 +5,10 @@ from lipcert.certificate.certify import Certifier, certify
 from lipcert.certificate.classifier import CertifiedClassifier
 from lipcert.certificate.metric import CertifiedAccuracy
 
-__all__ = ["Certificates", "CertifiedAccuracy", "CertifiedClassifier", "Certifier", "certify"]
+__all__ = [
+    "Certificates",
+    "CertifiedAccuracy",
+    "CertifiedClassifier",
+    "Certifier",
+    "certify",
+]

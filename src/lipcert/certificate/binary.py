@@ -24,7 +24,8 @@ class TwoLogits(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         z: Tensor = self.model(x)
-        # A padding only moves entries: z is as it was computed, and the added 0 is exact.
+        # A padding only moves entries: z is as it was computed, and the added 0 is
+        # exact.
         return F.pad(z.reshape(z.shape[0], 1), (1, 0))
 
 
@@ -44,11 +45,15 @@ def with_two_logits(network: Network, bound: Bound) -> tuple[Network, Bound]:
             f"the bound has the target {bound.target}, which says nothing about a model with one logit; use "
             "lipcert.bound(…, target='network')"
         )
-    # Traced anew: rounding errors are followed to two logits, with rules of their own for the padding.
+    # Traced anew: rounding errors are followed to two logits, with rules of their own
+    # for the padding.
     wide = trace(two_logits(network), network.input_shape)
-    # The tails are those of the bound, site by site: with other sites they would be those of other maps.
+    # The tails are those of the bound, site by site: with other sites they would be
+    # those of other maps.
     if wide.depth != network.depth:
-        raise BoundError("the model with a second logit has other sites than the bound; give it two logits yourself")
+        raise BoundError(
+            "the model with a second logit has other sites than the bound; give it two logits yourself"
+        )
     constants = bound.tails.reshape(len(bound.tails), 1, 1)  # (n+1, 1, 1)
     # The difference of the two is ±z, so that L_01 = L_10 is the constant of z.
     between_the_two = 1 - torch.eye(2, dtype=constants.dtype, device=constants.device)

@@ -16,9 +16,10 @@ from lipcert.shown import Shown
 class Certificates(Shown):
     """Predictions with certified radii, one entry per input.
 
-    prediction: class that the model returns. margin: its logit minus the next largest, as computed.
-    radius: no input closer than this changes the prediction of the model as executed; float64, 0 if nothing is known.
-    label: true classes, if given. guarantee: that of the bound. norm: of the distances, 2 or ∞.
+    prediction: class that the model returns. margin: its logit minus the next largest,
+    as computed. radius: no input closer than this changes the prediction of the model
+    as executed; float64, 0 if nothing is known. label: true classes, if given.
+    guarantee: that of the bound. norm: of the distances, 2 or ∞.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
@@ -41,7 +42,9 @@ class Certificates(Shown):
     def correct(self) -> Tensor:
         """Which predictions equal the labels."""
         if self.label is None:
-            raise OptionError("accuracy needs labels: pass labels= or a loader of (inputs, labels) to certify")
+            raise OptionError(
+                "accuracy needs labels: pass labels= or a loader of (inputs, labels) to certify"
+            )
         return self.prediction == self.label
 
     @property
@@ -50,7 +53,8 @@ class Certificates(Shown):
 
     def certified_accuracy(self, epsilon: float) -> float:
         """Share of inputs that are classified correctly and certified at radius ε."""
-        # torch has no mean of truth values; as float64 they are counted exactly, however many there are.
+        # torch has no mean of truth values; as float64 they are counted exactly,
+        # however many there are.
         return float((self.correct & (self.radius >= epsilon)).double().mean())
 
     def certified_accuracies(self, epsilons: Iterable[float]) -> list[float]:
@@ -58,7 +62,11 @@ class Certificates(Shown):
         return [self.certified_accuracy(epsilon) for epsilon in epsilons]
 
     def __repr__(self) -> str:
-        accuracy = f", clean accuracy {self.clean_accuracy:.2%}" if self.label is not None and len(self) else ""
+        accuracy = (
+            f", clean accuracy {self.clean_accuracy:.2%}"
+            if self.label is not None and len(self)
+            else ""
+        )
         median = float(self.radius.median()) if len(self) else float("nan")
         return f"Certificates({len(self)} inputs, median radius {median:.4g}{accuracy}, {self.guarantee})"
 

@@ -12,22 +12,30 @@ from torch import Tensor, nn
 from lipcert.bounds.bound import Bound
 from lipcert.certificate.certify import Certifier, certified_radius
 from lipcert.certificate.propagation import LARGEST
-from lipcert.certificate.requirements import check_arithmetic, check_input, check_operators
+from lipcert.certificate.requirements import (
+    check_arithmetic,
+    check_input,
+    check_operators,
+)
 from lipcert.errors import NonFiniteError
 from lipcert.network.normal_form import Network
 
-_ROUND_UP = torch.tensor(1 + 1e-12, dtype=torch.float64)  # exporters write the numbers of Python in float32
+_ROUND_UP = torch.tensor(
+    1 + 1e-12, dtype=torch.float64
+)  # exporters write the numbers of Python in float32
 
 
 class CertifiedClassifier(nn.Module):
     """x ↦ (logits, radius), at the cost of the model alone.
 
-    It owns the captured program and copies of its tensors: whatever is done to the model afterwards does not change it.
-    The rounding errors at x are bounded from those at the zero input and the distance to it, instead of being followed
-    through the network as `certify` does; so the radii are smaller than those of `certify`. The module can be exported
-    by `torch.export`; what is exported does not look at the arithmetic it runs in, such as autocast. `torch.compile`
-    leaves it as it is, with its checks. To keep it, save the model's weights and the bound, and build it again from
-    both. `longest_sum` is that of `lipcert.certify`.
+    It owns the captured program and copies of its tensors: whatever is done to the
+    model afterwards does not change it. The rounding errors at x are bounded from those
+    at the zero input and the distance to it, instead of being followed through the
+    network as `certify` does; so the radii are smaller than those of `certify`. The
+    module can be exported by `torch.export`; what is exported does not look at the
+    arithmetic it runs in, such as autocast. `torch.compile` leaves it as it is, with
+    its checks. To keep it, save the model's weights and the bound, and build it again
+    from both. `longest_sum` is that of `lipcert.certify`.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
@@ -37,26 +45,37 @@ class CertifiedClassifier(nn.Module):
         (torch.Size([2, 3]), torch.Size([2]))
     """
 
-    def __init__(self, model: nn.Module | Network, bound: Bound, longest_sum: int | None = None) -> None:
+    def __init__(
+        self, model: nn.Module | Network, bound: Bound, longest_sum: int | None = None
+    ) -> None:
         super().__init__()
         certifier = Certifier(model, bound, longest_sum)
         network = certifier.network
-        # E(x) ≤ E(0) + κ·|x|: the error analysis of one input, made here once, serves all others.
-        zero = torch.zeros(1, *bound.facts.input_shape, dtype=network.dtype, device=network.device)
+        # E(x) ≤ E(0) + κ·|x|: the error analysis of one input, made here once, serves
+        # all others.
+        zero = torch.zeros(
+            1, *bound.facts.input_shape, dtype=network.dtype, device=network.device
+        )
         with torch.no_grad():
             reference = certifier.error_pass.execute(zero)
         if not float(reference.largest) <= LARGEST[network.dtype]:
-            raise NonFiniteError("the model overflows on the zero input, or comes near it; scale its biases down")
+            raise NonFiniteError(
+                "the model overflows on the zero input, or comes near it; scale its biases down"
+            )
         errors = certifier.rounding.errors_from(reference)
         self._bound = bound
         self._dtype = network.dtype
         program, before = network.program, certifier.probes
         # None for most models, so that calls do not pay for what they cannot need.
-        self._check_operators = (lambda: check_operators(program, before)) if before else None
-        # In tuples, not as parts of the module: a state dict could replace them, or a conversion make them too small.
+        self._check_operators = (
+            (lambda: check_operators(program, before)) if before else None
+        )
+        # In tuples, not as parts of the module: a state dict could replace them, or a
+        # conversion make them too small.
         self._program = (network.program.module(),)
         reach = torch.tensor(certifier.rounding.reach, dtype=torch.float64)
-        # L + κ, E(0), κ, (K, K) each, and how far from the zero input nothing overflows.
+        # L + κ, E(0), κ, (K, K) each, and how far from the zero input nothing
+        # overflows.
         numbers = (certifier.constants, errors, certifier.rounding.growth, reach)
         self._numbers = tuple(number.to(network.device) for number in numbers)
 
@@ -82,8 +101,9 @@ class CertifiedClassifier(nn.Module):
     def to_onnx(self, path: str | Path) -> Path:
         """Write an ONNX file (opset 18) with the input `input` and the outputs `logits` and `radius`; returns its path.
 
-        It is compared with this module by onnxruntime. Its radii hold in IEEE arithmetic whatever the order of sums;
-        a runtime with fused or reduced-precision kernels is not covered.
+        It is compared with this module by onnxruntime. Its radii hold in IEEE
+        arithmetic whatever the order of sums; a runtime with fused or reduced-precision
+        kernels is not covered.
         """
         from lipcert.certificate.onnx_writing import write_onnx
 
@@ -98,7 +118,8 @@ class CertifiedClassifier(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Logits as the program computes them, and certified radii in float64."""
         check_input(x, self._bound.facts.input_shape, self._dtype)
-        # A graph has no place for checks of the machine's state: what can be checked is checked while exporting.
+        # A graph has no place for checks of the machine's state: what can be checked is
+        # checked while exporting.
         if torch.compiler.is_exporting():
             if not torch.compiler.is_dynamo_compiling():
                 check_arithmetic(self._dtype, x.device)
@@ -124,16 +145,21 @@ class CertifiedClassifier(nn.Module):
         wide = logits.double()
         prediction = wide.argmax(1)
         margins = wide.gather(1, prediction[:, None]) - wide
-        # At x and at a point x′ of the ball together. By κ·|x − x′| the latter may be larger: that is in `constants`.
+        # At x and at a point x′ of the ball together. By κ·|x − x′| the latter may be
+        # larger: that is in `constants`.
         errors = 2 * (reference_errors[prediction] + growth[prediction] * distance)
         radius = certified_radius(margins, errors, constants[prediction], prediction)
-        # Comparisons with NaN are false: an input with NaN has no distance below `reach`, and the radius 0.
+        # Comparisons with NaN are false: an input with NaN has no distance below
+        # `reach`, and the radius 0.
         in_range = torch.isfinite(wide).all(1) & (distance[:, 0] < reach)
         return logits, torch.where(in_range, torch.minimum(radius, reach), 0.0)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> CertifiedClassifier:
+    def _apply(
+        self, fn: Callable[[Tensor], Tensor], recurse: bool = True
+    ) -> CertifiedClassifier:
         """Moves to other devices; the types of all tensors stay, for the certificates are about them."""
-        # `fn` may convert as well, as in .half(): all that is taken from it is where it moves an empty tensor.
+        # `fn` may convert as well, as in .half(): all that is taken from it is where it
+        # moves an empty tensor.
         device = fn(torch.zeros(0)).device
         self._numbers = tuple(number.to(device) for number in self._numbers)
         self._program[0].to(device=device)

@@ -1,17 +1,21 @@
 """Runs a program and bounds, input by input, the rounding errors that it makes (running error analysis).
 
-The network is cut at its nonlinearities. Within a stage, from the outputs of earlier sites to the input of the next
-one, the error of a node that computes Σ A û + b is bounded by a vector e and a number n together, entry by entry and in
-norm: it is at most e plus a vector of norm n. Both are 0 at the outputs of sites. The node makes errors of its own,
+The network is cut at its nonlinearities. Within a stage, from the outputs of earlier
+sites to the input of the next one, the error of a node that computes Σ A û + b is
+bounded by a vector e and a number n together, entry by entry and in norm: it is at most
+e plus a vector of norm n. Both are 0 at the outputs of sites. The node makes errors of
+its own,
 
     e ← Σ |A| e + γ·(Σ |A||û| + |b|),      n ← Σ ‖A‖ n,
 
-but a dense layer or a convolution turns e into a norm, for ‖A‖‖e‖ is far smaller than ‖|A|e‖:
+but a dense layer or a convolution turns e into a norm, for ‖A‖‖e‖ is far smaller than
+‖|A|e‖:
 
     e ← γ·(Σ |A||û| + |b|),      n ← Σ ‖A‖(‖e‖ + n).
 
-Where convolutions sum few products, what they make is added to n, too (see `stages`). Across stages errors travel with
-the Lipschitz constants of the exact network (see `propagation`), which are far smaller than products of |A|.
+Where convolutions sum few products, what they make is added to n, too (see `stages`).
+Across stages errors travel with the Lipschitz constants of the exact network (see
+`propagation`), which are far smaller than products of |A|.
 """
 
 from __future__ import annotations
@@ -36,9 +40,9 @@ class Execution:
     """One batch as the program executed it, with bounds on the rounding errors made in each stage.
 
     logits: (B, K), as the program returned them.
-    sites: (B, n), l2 norm of the error made at the output of each nonlinearity, float64.
-    output: (B, K), error made in the last stage, per logit, float64.
-    largest: (), the largest absolute value anywhere in the batch.
+    sites: (B, n), l2 norm of the error made at the output of each nonlinearity,
+    float64. output: (B, K), error made in the last stage, per logit, float64. largest:
+    (), the largest absolute value anywhere in the batch.
     """
 
     logits: Tensor
@@ -47,7 +51,9 @@ class Execution:
     largest: Tensor
 
     def cpu(self) -> Execution:
-        return Execution(self.logits.cpu(), self.sites.cpu(), self.output.cpu(), self.largest.cpu())
+        return Execution(
+            self.logits.cpu(), self.sites.cpu(), self.output.cpu(), self.largest.cpu()
+        )
 
 
 class ErrorPass:
@@ -77,7 +83,9 @@ class ErrorPass:
 
         logits = self.network.program.run(x, observe)
         sites, output = BatchErrors(self, values, len(x)).errors_of(logits)
-        return Execution(logits, sites, output, torch.stack([self.nothing, *largest]).abs().max())
+        return Execution(
+            logits, sites, output, torch.stack([self.nothing, *largest]).abs().max()
+        )
 
 
 class NodeError(NamedTuple):
@@ -96,11 +104,19 @@ class NodeError(NamedTuple):
 class BatchErrors:
     """The values of one batch and the errors of its nodes, found one after the other."""
 
-    def __init__(self, analysis: ErrorPass, values: dict[int, Tensor], batch_size: int) -> None:
-        self.network, self.stages, self.offsets = analysis.network, analysis.stages, analysis.offsets
+    def __init__(
+        self, analysis: ErrorPass, values: dict[int, Tensor], batch_size: int
+    ) -> None:
+        self.network, self.stages, self.offsets = (
+            analysis.network,
+            analysis.stages,
+            analysis.offsets,
+        )
         self.dtype = analysis.network.dtype
         self.values = values
-        self.zeros = torch.zeros(batch_size, dtype=torch.float64, device=analysis.network.device)
+        self.zeros = torch.zeros(
+            batch_size, dtype=torch.float64, device=analysis.network.device
+        )
         self.errors: dict[int, NodeError] = {0: NodeError()}
         self.sizes: dict[int, Tensor] = {}
 
@@ -126,7 +142,9 @@ class BatchErrors:
         if entries is not None:
             output = entries.double()
         flushed = self.stages.nodes[last].flushed
-        for edge, rows, small in zip(self.network.nodes[last].edges, self.stages.rows, flushed, strict=True):
+        for edge, rows, small in zip(
+            self.network.nodes[last].edges, self.stages.rows, flushed, strict=True
+        ):
             norm = self._arriving(last, edge)
             if isinstance(norm, Tensor):
                 output = output + norm[:, None] * rows.to(norm.device)
@@ -139,7 +157,9 @@ class BatchErrors:
         if v not in self.values:
             edges = self.network.nodes[v].edges
             if edges:
-                self.values[v] = reduce(add, [edge.op.apply(self._value(edge.source)) for edge in edges])
+                self.values[v] = reduce(
+                    add, [edge.op.apply(self._value(edge.source)) for edge in edges]
+                )
             else:  # the absolute value of a difference, in a maximum of two branches
                 site = self.network.sites[self.network.site_of_output[v]]
                 assert site.slope == ABS
@@ -151,7 +171,9 @@ class BatchErrors:
         node, bounds = self.network.nodes[v], self.stages.nodes[v]
         carried: list[Tensor] = []
         norm: Tensor | float = 0.0
-        for edge, factor, small in zip(node.edges, bounds.carried, bounds.flushed, strict=True):
+        for edge, factor, small in zip(
+            node.edges, bounds.carried, bounds.flushed, strict=True
+        ):
             norm = norm + factor * self._arriving(v, edge)
             if small > 0:
                 norm = norm + small * self._size(edge.source)
@@ -165,10 +187,14 @@ class BatchErrors:
             return NodeError(total, norm)
         if bounds.coarse:
             lost = bounds.lost * prod(node.shape) ** 0.5
-            return NodeError(None, norm + bounds.roundoff * self._sum_of_norms(v) + lost)
+            return NodeError(
+                None, norm + bounds.roundoff * self._sum_of_norms(v) + lost
+            )
         local = self._local_error(v, node.roundings)
         if total is not None:
-            local = (total + local) * (1 + 4 * gamma(max(node.roundings, 1) + 2, self.dtype))
+            local = (total + local) * (
+                1 + 4 * gamma(max(node.roundings, 1) + 2, self.dtype)
+            )
         return NodeError(local, norm)
 
     def _becomes_norm(self, v: int, edge: Edge) -> bool:
@@ -185,13 +211,19 @@ class BatchErrors:
     def _local_error(self, v: int, roundings: int) -> Tensor:
         """The error that a node makes itself, entry by entry."""
         edges, lost = self.network.nodes[v].edges, self.stages.nodes[v].lost
-        if roundings == 1 and all(edge.op.terms == 0 for edge in edges):  # one addition: half an ulp of the result
+        if roundings == 1 and all(
+            edge.op.terms == 0 for edge in edges
+        ):  # one addition: half an ulp of the result
             return self._value(v).abs() * gamma(1, self.dtype) + lost
-        local = reduce(add, [edge.op.magnitude(self._value(edge.source).abs()) for edge in edges])
+        local = reduce(
+            add, [edge.op.magnitude(self._value(edge.source).abs()) for edge in edges]
+        )
         if v in self.offsets:
             local = local + self.offsets[v]
         # The sum of magnitudes is itself rounded; products may underflow.
-        local *= gamma(roundings + 1, self.dtype) * (1 + 4 * gamma(roundings + 2, self.dtype))
+        local *= gamma(roundings + 1, self.dtype) * (
+            1 + 4 * gamma(roundings + 2, self.dtype)
+        )
         local += lost
         return local
 
@@ -208,7 +240,11 @@ class BatchErrors:
         if v not in self.sizes:
             bounds = self.stages.nodes[v]
             # What only moves entries may put constants beside them, as a padding does.
-            if v in self.network.site_of_output or bounds.measured or bounds.roundoff == 0.0:
+            if (
+                v in self.network.site_of_output
+                or bounds.measured
+                or bounds.roundoff == 0.0
+            ):
                 self.sizes[v] = _norms(self._value(v)) * (1 + 1e-6)
             else:
                 lost = bounds.lost * prod(self.network.nodes[v].shape) ** 0.5
@@ -220,13 +256,22 @@ class BatchErrors:
         site = self.network.sites[k]
         assert site.slope is not None
         lipschitz = float(site.slope.lipschitz())
-        # Rules admit parameters of up to 2^20, which may multiply what underflows inside a nonlinearity.
+        # Rules admit parameters of up to 2^20, which may multiply what underflows
+        # inside a nonlinearity.
         flushed = (1 + lipschitz) * 2.0**21 * torch.finfo(self.dtype).tiny
-        inputs, outputs = prod(self.network.nodes[site.source].shape), prod(self.network.nodes[site.output].shape)
-        bound = lipschitz * self.errors[site.source].total_norm() + flushed * (outputs + inputs) ** 0.5
+        inputs, outputs = (
+            prod(self.network.nodes[site.source].shape),
+            prod(self.network.nodes[site.output].shape),
+        )
+        bound = (
+            lipschitz * self.errors[site.source].total_norm()
+            + flushed * (outputs + inputs) ** 0.5
+        )
         if site.slope.ulps:
             relative = 2 * site.slope.roundings(inputs) * gamma(1, self.dtype)
-            values = _norms(self._value(site.output)) + lipschitz * _norms(self._value(site.source))
+            values = _norms(self._value(site.output)) + lipschitz * _norms(
+                self._value(site.source)
+            )
             bound = bound + relative * values
         upper: Tensor = (self.zeros + bound) * (1 + 1e-9)
         return upper

@@ -36,17 +36,25 @@ def from_numpy(value: Any, model: nn.Module | None = None) -> Any:
     if isinstance(value, np.ma.MaskedArray):
         raise ShapeError("the array is masked; fill what is masked with x.filled(…)")
     try:
-        # torch takes neither foreign byte orders nor negative strides, and warns about arrays that are read-only.
+        # torch takes neither foreign byte orders nor negative strides, and warns about
+        # arrays that are read-only.
         native = value.astype(value.dtype.newbyteorder("="), copy=False)
         tensor = torch.from_numpy(np.require(native, requirements=["C", "W"]))
     except TypeError:
-        raise ShapeError(f"the array has entries of type {value.dtype}, expected numbers") from None
-    weights = [] if model is None else [weight for weight in model.parameters() if weight.is_floating_point()]
+        raise ShapeError(
+            f"the array has entries of type {value.dtype}, expected numbers"
+        ) from None
+    weights = (
+        []
+        if model is None
+        else [weight for weight in model.parameters() if weight.is_floating_point()]
+    )
     if not tensor.is_floating_point() or not weights:
         return tensor
     dtype = weights[0].dtype
     converted = tensor.to(dtype)
-    # NaN equals nothing. It passes here, to be refused by `check_finite_inputs`, which names the input.
+    # NaN equals nothing. It passes here, to be refused by `check_finite_inputs`, which
+    # names the input.
     exact = (converted.to(tensor.dtype) == tensor) | tensor.isnan()
     if not bool(exact.all()):
         name = str(dtype).removeprefix("torch.")
@@ -61,7 +69,8 @@ def batch_count(x: Inputs, size: int) -> float:
     """How many batches there will be; infinite if a loader does not tell."""
     if isinstance(x, Tensor):
         check_dense(x)
-    # A data set has single inputs, other things that can be counted are loaders of batches.
+    # A data set has single inputs, other things that can be counted are loaders of
+    # batches.
     if isinstance(x, Tensor | TorchDataset) and isinstance(x, Sized):
         # At least 1: progress divides by it.
         return max(1, ceil(len(x) / size))
@@ -70,9 +79,12 @@ def batch_count(x: Inputs, size: int) -> float:
     return inf
 
 
-def batches_of(x: Inputs, labels: Tensor | None, size: int) -> Iterator[tuple[Tensor, Tensor | None]]:
+def batches_of(
+    x: Inputs, labels: Tensor | None, size: int
+) -> Iterator[tuple[Tensor, Tensor | None]]:
     """Inputs and their labels, if there are any, from a tensor or from a loader."""
-    # Before the test for iterables: a data set may be indexed only, and gives single inputs.
+    # Before the test for iterables: a data set may be indexed only, and gives single
+    # inputs.
     if isinstance(x, TorchDataset):
         x = DataLoader(x, size)
     if isinstance(x, Tensor):
@@ -84,10 +96,14 @@ def batches_of(x: Inputs, labels: Tensor | None, size: int) -> Iterator[tuple[Te
             yield x[batch], None if labels is None else labels[batch]
         return
     if labels is not None:
-        raise OptionError("labels go with a tensor of inputs; let the loader give (inputs, labels) instead")
+        raise OptionError(
+            "labels go with a tensor of inputs; let the loader give (inputs, labels) instead"
+        )
     # Asked before the loop, which would fail with a message that helps nobody.
     if hasattr(x, "test"):
-        raise ShapeError("inputs are a lipcert.data.Dataset; pass dataset.test.pixels() and labels=dataset.test.labels")
+        raise ShapeError(
+            "inputs are a lipcert.data.Dataset; pass dataset.test.pixels() and labels=dataset.test.labels"
+        )
     if not isinstance(x, Iterable):
         raise ShapeError(
             f"inputs are {type(x).__name__}, expected a tensor, an array, a data set or a loader of tensors"
@@ -98,4 +114,6 @@ def batches_of(x: Inputs, labels: Tensor | None, size: int) -> Iterator[tuple[Te
         elif isinstance(given, list | tuple) and len(given) == 2:
             yield given[0], given[1]
         else:
-            raise ShapeError(f"the loader gives {type(given).__name__}, expected inputs or (inputs, labels)")
+            raise ShapeError(
+                f"the loader gives {type(given).__name__}, expected inputs or (inputs, labels)"
+            )

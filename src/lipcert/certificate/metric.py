@@ -14,8 +14,9 @@ from lipcert.errors import OptionError, ShapeError
 class CertifiedAccuracy(nn.Module):
     """The shares of inputs that are classified correctly, and certified at each ε besides.
 
-    `update` takes what a `CertifiedClassifier` returns, and labels; `compute` gives {0.0: clean accuracy, ε: certified
-    accuracy, …} over all batches and, where torch.distributed is at work, over all processes; `reset` begins anew.
+    `update` takes what a `CertifiedClassifier` returns, and labels; `compute` gives
+    {0.0: clean accuracy, ε: certified accuracy, …} over all batches and, where
+    torch.distributed is at work, over all processes; `reset` begins anew.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
@@ -33,22 +34,37 @@ class CertifiedAccuracy(nn.Module):
         super().__init__()
         listed = [epsilons] if isinstance(epsilons, int | float) else list(epsilons)
         if not listed or not all(0 < epsilon < float("inf") for epsilon in listed):
-            raise OptionError(f"epsilons are {listed}, expected positive numbers such as 0.25")
+            raise OptionError(
+                f"epsilons are {listed}, expected positive numbers such as 0.25"
+            )
         # A dictionary keeps each ε once and in its order; `compute` has them as keys.
         self.epsilons = [float(epsilon) for epsilon in dict.fromkeys(listed)]
         # How many inputs there were, are correct, and are certified at each ε.
-        self.register_buffer("counts", torch.zeros(2 + len(self.epsilons), dtype=torch.int64), persistent=False)
+        self.register_buffer(
+            "counts",
+            torch.zeros(2 + len(self.epsilons), dtype=torch.int64),
+            persistent=False,
+        )
 
     @torch.no_grad()
     def update(self, logits: Tensor, radius: Tensor, labels: Tensor) -> None:
         """Count a batch."""
-        if logits.dim() != 2 or radius.shape != logits.shape[:1] or labels.shape != logits.shape[:1]:
+        if (
+            logits.dim() != 2
+            or radius.shape != logits.shape[:1]
+            or labels.shape != logits.shape[:1]
+        ):
             shapes = f"{tuple(logits.shape)}, {tuple(radius.shape)} and {tuple(labels.shape)}"
-            raise ShapeError(f"logits, radius and labels have the shapes {shapes}, expected (B, K), (B,) and (B,)")
+            raise ShapeError(
+                f"logits, radius and labels have the shapes {shapes}, expected (B, K), (B,) and (B,)"
+            )
         if logits.shape[1] < 2:
-            raise ShapeError("there is one logit; pass what CertifiedClassifier returns, which are two")
+            raise ShapeError(
+                "there is one logit; pass what CertifiedClassifier returns, which are two"
+            )
         correct = logits.argmax(1) == labels.to(logits.device)
-        # Counts instead of shares: they add up over batches of different sizes and over processes.
+        # Counts instead of shares: they add up over batches of different sizes and over
+        # processes.
         counts = [len(correct), int(correct.sum())]
         for epsilon in self.epsilons:
             counts.append(int((correct & (radius >= epsilon)).sum()))
@@ -65,7 +81,10 @@ class CertifiedAccuracy(nn.Module):
         total, *numbers = counts.tolist()
         if total == 0:
             raise OptionError("there is nothing to compute yet; call update first")
-        return {epsilon: number / total for epsilon, number in zip([0.0, *self.epsilons], numbers, strict=True)}
+        return {
+            epsilon: number / total
+            for epsilon, number in zip([0.0, *self.epsilons], numbers, strict=True)
+        }
 
     def reset(self) -> None:
         self.counts.zero_()

@@ -13,7 +13,14 @@ from torch import nn
 from lipcert.errors import ModelError
 from lipcert.files import replace_file
 from lipcert.network.states import quiet
-from lipcert.onnx_graphs.onnx_runtime import TOLERANCE, difference, needed, open_session, run_session, sample_inputs
+from lipcert.onnx_graphs.onnx_runtime import (
+    TOLERANCE,
+    difference,
+    needed,
+    open_session,
+    run_session,
+    sample_inputs,
+)
 from lipcert.version import VERSION
 
 if TYPE_CHECKING:
@@ -34,7 +41,8 @@ def write_onnx(classifier: CertifiedClassifier, path: Path) -> None:
     shape, dtype = classifier.input_shape, classifier.dtype
     sample = sample_inputs(2, shape, dtype)[0]
     model = _exported(classifier, sample)
-    # Before anything is written: a file with wrong numbers must not exist under any name.
+    # Before anything is written: a file with wrong numbers must not exist under any
+    # name.
     _check_operators(model, path)
     _check_numbers(model.graph, path)
     facts = {
@@ -44,7 +52,8 @@ def write_onnx(classifier: CertifiedClassifier, path: Path) -> None:
     }  # fmt: skip
     for key, value in facts.items():
         model.metadata_props.add(key=key, value=value)
-    # An error in the comparison removes the temporary file and leaves an earlier one as it was.
+    # An error in the comparison removes the temporary file and leaves an earlier one as
+    # it was.
     with replace_file(path) as temporary:
         onnx.save(model, str(temporary))
         _check(classifier, temporary, path)
@@ -92,16 +101,31 @@ def _check_numbers(graph: Any, path: Path) -> None:
     """Refuse numbers that were rounded to float32 before they are used in float64: radii would be too large."""
     onnx: Any = needed("onnx")
     rounded: dict[str, float] = {}
-    # A Constant in float32 that a Cast widens has lost its digits before; 1 − 2^-45 would have become 1.
-    narrow = {value.name for value in graph.value_info if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT}
+    # A Constant in float32 that a Cast widens has lost its digits before; 1 − 2^-45
+    # would have become 1.
+    narrow = {
+        value.name
+        for value in graph.value_info
+        if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
+    }
     for node in graph.node:
-        if node.op_type == "CastLike" and node.input[1] in narrow:  # numbers that are used in float32
+        if (
+            node.op_type == "CastLike" and node.input[1] in narrow
+        ):  # numbers that are used in float32
             continue
         for attribute in node.attribute:
-            if node.op_type == "Constant" and attribute.t.data_type == onnx.TensorProto.FLOAT:
-                rounded[node.output[0]] = float(onnx.numpy_helper.to_array(attribute.t).reshape(-1)[0])
+            if (
+                node.op_type == "Constant"
+                and attribute.t.data_type == onnx.TensorProto.FLOAT
+            ):
+                rounded[node.output[0]] = float(
+                    onnx.numpy_helper.to_array(attribute.t).reshape(-1)[0]
+                )
         for name in node.input:
-            if node.op_type in ("Cast", "CastLike") and rounded.get(name, 0.0) not in _EXACT:
+            if (
+                node.op_type in ("Cast", "CastLike")
+                and rounded.get(name, 0.0) not in _EXACT
+            ):
                 raise ModelError(
                     f"{path} was not written: the exporter of torch has rounded {rounded[name]:g} to float32"
                 )
@@ -117,4 +141,6 @@ def _check(classifier: CertifiedClassifier, file: Path, path: Path) -> None:
             found = run_session(session, x, OUTPUTS)
             for name, mine, theirs in zip(OUTPUTS, classifier(x), found, strict=True):
                 if difference(theirs, mine) > TOLERANCE:
-                    raise ModelError(f"{path} was not written: its {name} in onnxruntime differ from the classifier's")
+                    raise ModelError(
+                        f"{path} was not written: its {name} in onnxruntime differ from the classifier's"
+                    )

@@ -1,10 +1,11 @@
 """From the rounding errors of each stage to errors of logit differences, at a point and over a ball around it.
 
-Let d⁰_k be the error made at the output of site k for the input x (from `error_pass`) and T_k the constants from there
-to the logit differences. Then the computed difference z_a − z_b at x is off by at most e_a + e_b + Σ_k T_k d⁰_k. At a
-point at distance R the errors d_k are larger by what the values can grow: with Λ_il bounding the map from the output
-of site l to the output of site i, q_ki how much the error at the input of site k grows when û_i changes (see `stages`),
-and U_i how much û_i changes per unit of R,
+Let d⁰_k be the error made at the output of site k for the input x (from `error_pass`)
+and T_k the constants from there to the logit differences. Then the computed difference
+z_a − z_b at x is off by at most e_a + e_b + Σ_k T_k d⁰_k. At a point at distance R the
+errors d_k are larger by what the values can grow: with Λ_il bounding the map from the
+output of site l to the output of site i, q_ki how much the error at the input of site k
+grows when û_i changes (see `stages`), and U_i how much û_i changes per unit of R,
 
     d ≤ d⁰ + g·R + S·(d⁰ + d),     g_k = Lip_k Σ_i q_ki U_i,     S_kl = Lip_k Σ_i q_ki Λ_il,
 
@@ -36,11 +37,12 @@ class RoundingModel:
     """The constants with which errors of a bounded network travel; all float64.
 
     tails: (n, K, K), T + q: effect of an error at each site on each logit difference.
-    last_stage: (K, n), q: the part of it that comes from larger errors in the last stage, for each logit.
-    amplify: (n, n), D = amplify·d⁰ covers the errors at the centre and at any point of the ball together.
-    ball: (n, n), d = ball·d⁰ covers those at a point of the ball alone (for R = 0).
-    growth: (K, K), κ: how fast the error of a difference can grow with the distance.
-    reach: how far from an input nothing can overflow, whatever its values up to `LARGEST`.
+    last_stage: (K, n), q: the part of it that comes from larger errors in the last
+    stage, for each logit. amplify: (n, n), D = amplify·d⁰ covers the errors at the
+    centre and at any point of the ball together. ball: (n, n), d = ball·d⁰ covers those
+    at a point of the ball alone (for R = 0). growth: (K, K), κ: how fast the error of a
+    difference can grow with the distance. reach: how far from an input nothing can
+    overflow, whatever its values up to `LARGEST`.
     """
 
     tails: Tensor
@@ -55,8 +57,11 @@ class RoundingModel:
         # D = d⁰ + d of all sites, for errors at both points together.
         spread = execution.sites @ self.amplify.T  # (B, n)
         # Row y of (T + q)_k for the predicted class y of each input: (B, n, K).
-        travelled = torch.einsum("bk,bki->bi", spread, self.tails.transpose(0, 1)[predictions])
-        # e_y + e_i, which the last stage makes at the centre and, up to κ·R and q·D, at the other point.
+        travelled = torch.einsum(
+            "bk,bki->bi", spread, self.tails.transpose(0, 1)[predictions]
+        )
+        # e_y + e_i, which the last stage makes at the centre and, up to κ·R and q·D, at
+        # the other point.
         last = execution.output.gather(1, predictions[:, None]) + execution.output
         return (2 * last + travelled) * (1 + 1e-9)
 
@@ -65,16 +70,21 @@ class RoundingModel:
         # Errors at one point only: the classifier doubles what it makes of them.
         at_sites = (reference.sites @ self.ball.T)[0]
         travelled = torch.einsum("k,kab->ab", at_sites, self.tails)
-        # d at x is in `tails` already, with T + q; q·d⁰ of the reference is what is added here.
+        # d at x is in `tails` already, with T + q; q·d⁰ of the reference is what is
+        # added here.
         last = _pairs(reference.output[0])
-        return (last + travelled + _pairs(self.last_stage @ reference.sites[0])) * (1 + 1e-9)
+        return (last + travelled + _pairs(self.last_stage @ reference.sites[0])) * (
+            1 + 1e-9
+        )
 
 
-def rounding_model(network: Network, exact: Network, stages: Stages, bound: Bound) -> RoundingModel:
+def rounding_model(
+    network: Network, exact: Network, stages: Stages, bound: Bound
+) -> RoundingModel:
     """The constants for `network` as executed in its dtype; `exact` is its float64 copy.
 
-    Arrays over all sites begin with site 0, the input, which makes no error; those over the sites that do, 1..n, begin
-    with site 1. For n = 2:
+    Arrays over all sites begin with site 0, the input, which makes no error; those over
+    the sites that do, 1..n, begin with site 1. For n = 2:
 
         lipschitz = (Lip_0, Lip_1, Lip_2),  lipschitz[1:] = (Lip_1, Lip_2);  d⁰ = (d⁰_1, d⁰_2)
         stages.errors[0] = (q_10, q_11, q_12): the error at the input of site 1, by the site whose output changes
@@ -82,9 +92,15 @@ def rounding_model(network: Network, exact: Network, stages: Stages, bound: Boun
     """
     n = network.depth
     lipschitz, made = _site_constants(network, exact)
-    to_output = lipschitz[:, None] * bound.between.cpu() + torch.eye(n + 1, dtype=torch.float64)  # Λ_il, sites 0..n
-    # Lip_i times the constant up to the input of site i, and 1 for what a site itself has made.
-    from_input, from_sites = to_output[:, 0], to_output[:, 1:]  # U_i, and Λ_il with l = 1..n
+    to_output = lipschitz[:, None] * bound.between.cpu() + torch.eye(
+        n + 1, dtype=torch.float64
+    )  # Λ_il, sites 0..n
+    # Lip_i times the constant up to the input of site i, and 1 for what a site itself
+    # has made.
+    from_input, from_sites = (
+        to_output[:, 0],
+        to_output[:, 1:],
+    )  # U_i, and Λ_il with l = 1..n
     # Sums of absolute products grow by at most norms·U per unit of distance.
     reach = LARGEST[network.dtype] / max(1.0, float((stages.norms @ from_input).max()))
     slope = lipschitz[1:, None]
@@ -98,18 +114,25 @@ def rounding_model(network: Network, exact: Network, stages: Stages, bound: Boun
         raise NonFiniteError(
             "rounding errors of a nonlinearity feed themselves; scale the weights down, or use float64"
         )
-    # (I − S)⁻¹ = I + S + S² + … by forward substitution, in which nothing cancels: all terms are positive.
+    # (I − S)⁻¹ = I + S + S² + … by forward substitution, in which nothing cancels: all
+    # terms are positive.
     inverse = torch.linalg.solve_triangular(identity - s, identity, upper=False)
     ball = inverse @ (identity + s) * (1 + 1e-4)
     # ((I − S)⁻¹g)_k: by how much the error at site k grows per unit of distance.
     spread = inverse @ g * (1 + 1e-4)
     last_stage = stages.logits @ from_sites
     tails = _site_tails(bound, n, network.classes)
-    # An error at site k reaches z_a − z_b by T_k, and makes the last stage err more in z_a and in z_b.
+    # An error at site k reaches z_a − z_b by T_k, and makes the last stage err more in
+    # z_a and in z_b.
     tails = tails + last_stage.T[:, :, None] + last_stage.T[:, None, :]
-    # κ_ab: by way of the sites, and in the last stage because its own inputs grow with R.
-    growth = torch.einsum("k,kab->ab", spread, tails) + _pairs(stages.logits @ from_input)
-    return RoundingModel(tails, last_stage, identity + ball, ball, growth * (1 + 1e-9), reach)
+    # κ_ab: by way of the sites, and in the last stage because its own inputs grow with
+    # R.
+    growth = torch.einsum("k,kab->ab", spread, tails) + _pairs(
+        stages.logits @ from_input
+    )
+    return RoundingModel(
+        tails, last_stage, identity + ball, ball, growth * (1 + 1e-9), reach
+    )
 
 
 def _site_constants(network: Network, exact: Network) -> tuple[Tensor, Tensor]:

@@ -28,14 +28,20 @@ def check_covered(network: Network) -> None:
     reason = "its rounding errors are unknown: it is bounded, but not certified; if its rule is your own, "
     remedies: dict[str, str] = {}
     for node in network.nodes:
-        # Such an operation has a norm, so it can be bounded; without its roundings a radius would be a guess.
+        # Such an operation has a norm, so it can be bounded; without its roundings a
+        # radius would be a guess.
         if not all(edge.op.covered for edge in node.edges):
             remedies[node.name] = "state terms= and nonnegative=True in its rule"
     for site in network.sites:
         if site.slope is not None and site.slope.ulps is None:
             remedies[site.name] = "state ulps= in the Slope of its rule"
     if remedies:
-        raise UnsupportedError([UnsupportedNode(name, "rule", reason + remedy) for name, remedy in remedies.items()])
+        raise UnsupportedError(
+            [
+                UnsupportedNode(name, "rule", reason + remedy)
+                for name, remedy in remedies.items()
+            ]
+        )
 
 
 def check_operators(program: Program, before: Sequence[tuple[str, str]]) -> None:
@@ -56,12 +62,23 @@ def check_input(x: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     check_dense(x)
     if tuple(x.shape[1:]) != shape:
         # The commonest mistake has a remedy of its own.
-        hint = "; a single input needs a batch axis, x[None]" if tuple(x.shape) == shape else ""
-        raise ShapeError(f"inputs have shape {tuple(x.shape[1:])} each, the bound is for {shape}{hint}")
-    # A silent conversion would round the input, and the radius would be one around another point.
+        hint = (
+            "; a single input needs a batch axis, x[None]"
+            if tuple(x.shape) == shape
+            else ""
+        )
+        raise ShapeError(
+            f"inputs have shape {tuple(x.shape[1:])} each, the bound is for {shape}{hint}"
+        )
+    # A silent conversion would round the input, and the radius would be one around
+    # another point.
     if x.dtype != dtype:
-        remedy = f"x.to({dtype})" + ("" if x.is_floating_point() else " / 255, if they are pixels")
-        raise ShapeError(f"inputs have dtype {x.dtype}, the model computes in {dtype}; use {remedy}")
+        remedy = f"x.to({dtype})" + (
+            "" if x.is_floating_point() else " / 255, if they are pixels"
+        )
+        raise ShapeError(
+            f"inputs have dtype {x.dtype}, the model computes in {dtype}; use {remedy}"
+        )
 
 
 def check_dense(x: Any) -> None:
@@ -72,42 +89,61 @@ def check_dense(x: Any) -> None:
             remedy = "use torch.from_numpy"
         raise ShapeError(f"inputs are {type(x).__name__}, expected a tensor; {remedy}")
     if x.is_nested:
-        raise ShapeError("inputs are a nested tensor; use torch.stack(x.unbind()), if its parts have one shape")
+        raise ShapeError(
+            "inputs are a nested tensor; use torch.stack(x.unbind()), if its parts have one shape"
+        )
     if x.layout != torch.strided or x.is_meta:
-        raise ShapeError("inputs are sparse or on the meta device; use dense tensors with values")
+        raise ShapeError(
+            "inputs are sparse or on the meta device; use dense tensors with values"
+        )
     if x.dim() == 0:
-        raise ShapeError("inputs are a single number, expected a batch: its first axis is that of the inputs")
+        raise ShapeError(
+            "inputs are a single number, expected a batch: its first axis is that of the inputs"
+        )
 
 
 def check_finite_inputs(x: Tensor, first: int) -> None:
     """Refuse NaN and infinity; `first` is the index of the first input."""
     bad = ~torch.isfinite(x.reshape(len(x), -1)).all(1)
     if bool(bad.any()):
-        raise NonFiniteError(f"input {first + int(bad.nonzero()[0])} contains NaN or infinity")
+        raise NonFiniteError(
+            f"input {first + int(bad.nonzero()[0])} contains NaN or infinity"
+        )
 
 
 def check_labels(label: Tensor, count: int, classes: int) -> None:
     """Refuse labels that are not one class per input."""
     check_label_count(label, count)
-    if label.is_floating_point() or (count and (int(label.min()) < 0 or int(label.max()) >= classes)):
+    if label.is_floating_point() or (
+        count and (int(label.min()) < 0 or int(label.max()) >= classes)
+    ):
         raise LabelError(f"labels must be integers from 0 to {classes - 1}")
 
 
 def check_label_count(label: Tensor, count: int) -> None:
     """Refuse labels that are not one per input."""
     if not isinstance(label, Tensor):
-        raise LabelError(f"labels are {type(label).__name__}, expected a tensor of integers; use torch.tensor(labels)")
+        raise LabelError(
+            f"labels are {type(label).__name__}, expected a tensor of integers; use torch.tensor(labels)"
+        )
     if label.shape != (count,):
-        raise LabelError(f"labels have shape {tuple(label.shape)}, expected one per input, ({count},)")
+        raise LabelError(
+            f"labels have shape {tuple(label.shape)}, expected one per input, ({count},)"
+        )
 
 
 def check_arithmetic(dtype: torch.dtype, device: torch.device) -> None:
     """Refuse arithmetic that the error analysis does not describe."""
     if dtype not in (torch.float32, torch.float64):
-        raise OptionError(f"certificates cover models in float32 and float64, not {dtype}; convert the model")
+        raise OptionError(
+            f"certificates cover models in float32 and float64, not {dtype}; convert the model"
+        )
     if torch.is_autocast_enabled(device.type):
-        raise OptionError("autocast computes with fewer bits than the error analysis assumes; certify outside of it")
-    # Winograd's algorithm adds and subtracts inputs before it multiplies: γ|A||x| does not bound its errors.
+        raise OptionError(
+            "autocast computes with fewer bits than the error analysis assumes; certify outside of it"
+        )
+    # Winograd's algorithm adds and subtracts inputs before it multiplies: γ|A||x| does
+    # not bound its errors.
     if device.type == "cpu" and dtype == torch.float32 and not _is_plain_convolution():
         raise OptionError(
             "with oneDNN switched off, torch computes convolutions by Winograd's algorithm, whose rounding errors are "
@@ -134,12 +170,26 @@ def _uses_fewer_bits(device: torch.device) -> bool:
     try:
         if torch.get_float32_matmul_precision() != "highest":
             return True
-    except RuntimeError:  # where `fp32_precision` has been used instead, torch refuses to tell
-        if device.type == "cuda" and torch.backends.cuda.matmul.fp32_precision not in ("none", "ieee"):
+    except (
+        RuntimeError
+    ):  # where `fp32_precision` has been used instead, torch refuses to tell
+        if device.type == "cuda" and torch.backends.cuda.matmul.fp32_precision not in (
+            "none",
+            "ieee",
+        ):
             return True
     if device.type == "cuda" and torch.backends.cudnn.allow_tf32:
         return True
-    # Newer versions of torch have switches per backend and operation, on CPUs as well; older ones lack some of them.
+    # Newer versions of torch have switches per backend and operation, on CPUs as well;
+    # older ones lack some of them.
     mkldnn = torch.backends.mkldnn
-    switches = (torch.backends, mkldnn, getattr(mkldnn, "conv", None), getattr(mkldnn, "matmul", None))
-    return any(getattr(switch, "fp32_precision", "none") not in ("none", "ieee") for switch in switches)
+    switches = (
+        torch.backends,
+        mkldnn,
+        getattr(mkldnn, "conv", None),
+        getattr(mkldnn, "matmul", None),
+    )
+    return any(
+        getattr(switch, "fp32_precision", "none") not in ("none", "ieee")
+        for switch in switches
+    )

@@ -1,23 +1,27 @@
 """What a stage of the network, from the outputs of sites to the input of the next one, does to rounding errors.
 
-A node computes v_w = Σ_e A_e v_u + b, an edge e leading from u to w, and makes an error of at most γ(Σ|A_e||v̂_u| + |b|)
-in each entry. So |A| belongs to errors that are made. Errors that are there already travel by A itself, whose norm is
-far smaller where a convolution or a dense layer follows another one. With σ_e ≥ ‖A_e‖ and μ_e ≥ ‖|A_e|‖, the norm of
-the error that a stage makes up to the node w is at most
+A node computes v_w = Σ_e A_e v_u + b, an edge e leading from u to w, and makes an error
+of at most γ(Σ|A_e||v̂_u| + |b|) in each entry. So |A| belongs to errors that are made.
+Errors that are there already travel by A itself, whose norm is far smaller where a
+convolution or a dense layer follows another one. With σ_e ≥ ‖A_e‖ and μ_e ≥ ‖|A_e|‖,
+the norm of the error that a stage makes up to the node w is at most
 
     n_w = Σ_e (σ_e + 2γμ_e)·n_u + γ·‖Σ_e |A_e||v̂_u| + |b|‖,      n = 0 at the outputs of sites.
 
-The term 2γμ_e makes the same numbers serve at any other point, where the outputs of the sites differ by δ. There v̂_u
-differs by at most m_u·δ + n_u + n′_u, where m_w = Σ_e σ_e m_u is the norm of the map from the sites' outputs to w. By
-induction, the errors n′ at the other point satisfy
+The term 2γμ_e makes the same numbers serve at any other point, where the outputs of the
+sites differ by δ. There v̂_u differs by at most m_u·δ + n_u + n′_u, where m_w = Σ_e σ_e
+m_u is the norm of the map from the sites' outputs to w. By induction, the errors n′ at
+the other point satisfy
 
     n′_w ≤ Σ_e σ_e n′_u + γ·‖Σ_e |A_e||v̂_u| + |b|‖ + γ·Σ_e μ_e(m_u δ + n_u + n′_u) ≤ n_w + q_w·δ,
     q_w = Σ_e (σ_e + 2γμ_e)·q_u + γ·Σ_e μ_e m_u.
 
-For one logit, the norms of its rows take the place of both σ and μ: those of A and of |A| are the same.
+For one logit, the norms of its rows take the place of both σ and μ: those of A and of
+|A| are the same.
 
-Processors may take numbers below the smallest normal one, `tiny`, for zero. An entry then loses up to tiny in every
-product and in every operand: tiny·(2·terms + Σ|A|). Weights that small change A itself, by entries of up to tiny.
+Processors may take numbers below the smallest normal one, `tiny`, for zero. An entry
+then loses up to tiny in every product and in every operand: tiny·(2·terms + Σ|A|).
+Weights that small change A itself, by entries of up to tiny.
 """
 
 from __future__ import annotations
@@ -44,10 +48,12 @@ _FOLLOWED_TERMS = 300
 class NodeBounds:
     """The numbers of one node; `carried`, `sums` and `flushed` have one for every edge.
 
-    carried: σ + 2γμ. sums: μ. flushed: norm of what is lost of a weight matrix. offset: ‖b‖.
-    roundoff: γ, 0 if the node only moves entries. lost: what an entry loses where products and operands underflow.
-    coarse: the errors that the node makes are bounded by norms at a point, too, instead of being followed.
-    measured: the norm of the node's value is taken from the value itself, instead of being bounded by those before it.
+    carried: σ + 2γμ. sums: μ. flushed: norm of what is lost of a weight matrix. offset:
+    ‖b‖. roundoff: γ, 0 if the node only moves entries. lost: what an entry loses where
+    products and operands underflow. coarse: the errors that the node makes are bounded
+    by norms at a point, too, instead of being followed. measured: the norm of the
+    node's value is taken from the value itself, instead of being bounded by those
+    before it.
     """
 
     carried: tuple[float, ...]
@@ -65,9 +71,10 @@ class Stages:
     """The numbers of all nodes and what follows from them for stages; float64.
 
     rows: for every edge of the last node, (K,): the factor of an error for each logit.
-    errors: (n, n+1), q_ki, by how much the error at the input of site k = 1..n grows with ‖û_i‖ of site i = 0..n.
-    logits: (K, n+1), q_ai, the same for the error of each logit.
-    norms: (nodes, n+1), norm of the sums of absolute products at each node per unit of ‖û_i‖.
+    errors: (n, n+1), q_ki, by how much the error at the input of site k = 1..n grows
+    with ‖û_i‖ of site i = 0..n. logits: (K, n+1), q_ai, the same for the error of each
+    logit. norms: (nodes, n+1), norm of the sums of absolute products at each node per
+    unit of ‖û_i‖.
     """
 
     nodes: tuple[NodeBounds, ...]
@@ -86,7 +93,9 @@ def stage_bounds(network: Network, exact: Network) -> Stages:
     coarse = _coarse_nodes(exact, users)
     nodes: list[NodeBounds] = []
     # m_w, q_w and Σ μ_e m_u of all nodes, by the site i = 0..n whose output changes.
-    maps, grown, norms = torch.zeros(3, len(exact.nodes), exact.depth + 1, dtype=torch.float64)
+    maps, grown, norms = torch.zeros(
+        3, len(exact.nodes), exact.depth + 1, dtype=torch.float64
+    )
     for v, node in enumerate(exact.nodes):
         roundings = network.nodes[v].roundings
         roundoff = 0.0
@@ -99,7 +108,8 @@ def stage_bounds(network: Network, exact: Network) -> Stages:
         for edge in node.edges:
             u, op = edge.source, edge.op
             mu = sigma = magnitude_norm(op, like)
-            # ‖A‖ ≤ ‖|A|‖. A proof of ‖A‖ takes time, and pays where weighted operations follow each other.
+            # ‖A‖ ≤ ‖|A|‖. A proof of ‖A‖ takes time, and pays where weighted operations
+            # follow each other.
             if op.weighted and (before[u] or after[v]):
                 sigma = min(mu, operation_norm(op))
             small = _flushed(op, network.dtype)
@@ -108,16 +118,23 @@ def stage_bounds(network: Network, exact: Network) -> Stages:
             flushed.append(small)
             maps[v] += sigma * maps[u]
             norms[v] += mu * maps[u]
-            # q_w = Σ_e (σ_e + 2γμ_e)·q_u + γ·Σ_e μ_e m_u; weights that are flushed to zero count like roundings.
+            # q_w = Σ_e (σ_e + 2γμ_e)·q_u + γ·Σ_e μ_e m_u; weights that are flushed to
+            # zero count like roundings.
             grown[v] += carried[-1] * grown[u] + (roundoff * mu + small) * maps[u]
         measured = before[v] and any(op.weighted for _, op in users[v])
         lost = underflow_loss(node, roundings, network.dtype)
         edge_numbers = (tuple(carried), tuple(sums), tuple(flushed))
-        nodes.append(NodeBounds(*edge_numbers, _offset_norm(node), roundoff, lost, v in coarse, measured))
+        nodes.append(
+            NodeBounds(
+                *edge_numbers, _offset_norm(node), roundoff, lost, v in coarse, measured
+            )
+        )
     return _collect(exact, nodes, maps, grown, norms)
 
 
-def _collect(exact: Network, nodes: list[NodeBounds], maps: Tensor, grown: Tensor, norms: Tensor) -> Stages:
+def _collect(
+    exact: Network, nodes: list[NodeBounds], maps: Tensor, grown: Tensor, norms: Tensor
+) -> Stages:
     """What the numbers of the nodes mean for stages and logits."""
     like = torch.zeros((), dtype=torch.float64, device=exact.device)
     last = exact.sites[-1].source
@@ -128,12 +145,20 @@ def _collect(exact: Network, nodes: list[NodeBounds], maps: Tensor, grown: Tenso
         # One logit is one row a of A: ‖A_a‖ = ‖|A_a|‖ is its σ and its μ.
         row = _row_norms(edge.op, like)
         factors.append(row * (1 + 2 * roundoff) + 2 * small)
-        logits += row[:, None] * ((1 + 2 * roundoff) * grown[edge.source] + roundoff * maps[edge.source])
+        logits += row[:, None] * (
+            (1 + 2 * roundoff) * grown[edge.source] + roundoff * maps[edge.source]
+        )
         logits += small * (2 * grown[edge.source] + maps[edge.source])
     # (n, n+1): the rows of the nodes that sites 1..n read.
     errors = grown[[site.source for site in exact.sites[1:-1]]]
     rounded = 1 + 1e-6  # the sums above
-    return Stages(tuple(nodes), tuple(factors), errors * rounded, logits * rounded, norms * rounded)
+    return Stages(
+        tuple(nodes),
+        tuple(factors),
+        errors * rounded,
+        logits * rounded,
+        norms * rounded,
+    )
 
 
 def _flushed(op: LinearOp, dtype: torch.dtype) -> float:
@@ -159,7 +184,9 @@ def underflow_loss(node: Node, roundings: int, dtype: torch.dtype) -> float:
 def _offset_norm(node: Node) -> float:
     if node.offset is None:
         return 0.0
-    return 1.001 * float(torch.linalg.vector_norm(node.offset().double().expand(node.shape)))
+    return 1.001 * float(
+        torch.linalg.vector_norm(node.offset().double().expand(node.shape))
+    )
 
 
 def _row_norms(op: LinearOp, like: Tensor) -> Tensor:
@@ -186,8 +213,11 @@ def _weighted_before(network: Network) -> list[bool]:
     """Whether a path of the stage leads through a weighted operation to each node."""
     weighted: list[bool] = []
     for node in network.nodes:
-        # Nodes are in topological order, and outputs of sites have no edges: a stage begins with False.
-        weighted.append(any(edge.op.weighted or weighted[edge.source] for edge in node.edges))
+        # Nodes are in topological order, and outputs of sites have no edges: a stage
+        # begins with False.
+        weighted.append(
+            any(edge.op.weighted or weighted[edge.source] for edge in node.edges)
+        )
     return weighted
 
 
@@ -209,13 +239,19 @@ def _coarse_nodes(network: Network, users: Users) -> set[int]:
     leading: set[int] = set()
     for v in reversed(range(len(network.nodes))):
         edges = network.nodes[v].edges
-        # Backwards: `leading` is what reaches the input of a nonlinearity; the others are wanted logit by logit.
+        # Backwards: `leading` is what reaches the input of a nonlinearity; the others
+        # are wanted logit by logit.
         if v in ends or any(w in leading for w, _ in users[v]):
             leading.add(v)
-        if v in leading and edges and all(edge.op.terms < _FOLLOWED_TERMS for edge in edges):
+        if (
+            v in leading
+            and edges
+            and all(edge.op.terms < _FOLLOWED_TERMS for edge in edges)
+        ):
             few.add(v)
     coarse: set[int] = set()
-    # Forwards: convolutions of few products, and what follows from them, for behind a norm there are no entries.
+    # Forwards: convolutions of few products, and what follows from them, for behind a
+    # norm there are no entries.
     for v in sorted(few):
         edges = network.nodes[v].edges
         if any(e.op.coarse or e.source in coarse for e in edges):

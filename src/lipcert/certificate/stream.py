@@ -36,11 +36,14 @@ class BatchCertifier(Protocol):
     @property
     def guarantee(self) -> str: ...
 
-    def certify(self, x: Tensor, first: int = 0, label: Tensor | None = None) -> Certificates: ...
+    def certify(
+        self, x: Tensor, first: int = 0, label: Tensor | None = None
+    ) -> Certificates: ...
 
 
-# Invariant of the two files: the rows that the checksum covers are complete and of this origin. A batch is appended
-# first and covered afterwards; a process that is killed in between leaves rows that the next one cuts off and repeats.
+# Invariant of the two files: the rows that the checksum covers are complete and of this
+# origin. A batch is appended first and covered afterwards; a process that is killed in
+# between leaves rows that the next one cuts off and repeats.
 def certify_to_csv(
     certifier: BatchCertifier,
     batch: Batch,
@@ -54,23 +57,32 @@ def certify_to_csv(
 ) -> Certificates:
     """Certify inputs 0..count−1, one flushed CSV row each; rows that are there already are kept, not computed again.
 
-    `origin` says what the rows depend on besides the weights (the data set and its checksum, the method of the bound).
-    It is written beside the file with a checksum of the rows, after every batch. A file of another origin is refused,
-    and so is one whose rows were changed. `inspect` sees every new batch before its rows are written. Processes that
-    share work divide the batches; the first one writes, and all return all certificates.
+    `origin` says what the rows depend on besides the weights (the data set and its
+    checksum, the method of the bound). It is written beside the file with a checksum of
+    the rows, after every batch. A file of another origin is refused, and so is one
+    whose rows were changed. `inspect` sees every new batch before its rows are written.
+    Processes that share work divide the batches; the first one writes, and all return
+    all certificates.
     """
     path = Path(path)
     fingerprint = certifier.fingerprint
-    covered = of_first(_begin(path, fingerprint, origin) if process_rank() == 0 else b"")
+    covered = of_first(
+        _begin(path, fingerprint, origin) if process_rank() == 0 else b""
+    )
     rows = _parse(covered, path)
     digest = hashlib.sha256(covered)
     if len(rows) > count:
-        raise ResumeError(f"{path} holds {len(rows)} certificates, more than {count}; choose another folder")
+        raise ResumeError(
+            f"{path} holds {len(rows)} certificates, more than {count}; choose another folder"
+        )
     batches = [_from_rows(rows, certifier.guarantee)]
-    # Two processes, batches of 4: inputs 0–3 | 4–7, then 8–11 | 12–15; gathered in this order.
+    # Two processes, batches of 4: inputs 0–3 | 4–7, then 8–11 | 12–15; gathered in this
+    # order.
     for start in range(len(rows), count, batch_size * process_count()):
         first = min(count, start + process_rank() * batch_size)
-        piece = _certified(certifier, batch, first, min(count, first + batch_size), inspect)
+        piece = _certified(
+            certifier, batch, first, min(count, first + batch_size), inspect
+        )
         for first, label, certificates in filter(None, gathered(piece)):
             written = _to_rows(first, label, certificates)
             digest.update(written)
@@ -100,7 +112,8 @@ def _append(path: Path, written: bytes) -> None:
     with path.open("ab") as file:
         file.write(written)
         file.flush()
-        # On the disk before the checksum is: after a power cut it must not cover rows that were never written.
+        # On the disk before the checksum is: after a power cut it must not cover rows
+        # that were never written.
         os.fsync(file.fileno())
 
 
@@ -142,7 +155,8 @@ def _begin(path: Path, fingerprint: str, origin: str) -> bytes:
         os.truncate(path, len(covered))
         return covered
     header = (",".join(HEADER) + "\n").encode()
-    # Origin first: a file without one is refused, an origin without a file is begun anew.
+    # Origin first: a file without one is refused, an origin without a file is begun
+    # anew.
     _write_origin(path, fingerprint, origin, 0, hashlib.sha256(header).hexdigest())
     with replace_file(path) as temporary:
         temporary.write_bytes(header)
@@ -166,9 +180,16 @@ def _origin_path(path: Path) -> Path:
     return path.with_suffix(".origin.json")
 
 
-def _write_origin(path: Path, fingerprint: str, origin: str, rows: int, sha256: str) -> None:
+def _write_origin(
+    path: Path, fingerprint: str, origin: str, rows: int, sha256: str
+) -> None:
     """Write beside a file what its first rows depend on, and the checksum of the file up to their end."""
-    recorded = {"fingerprint": fingerprint, "origin": origin, "rows": rows, "sha256": sha256}
+    recorded = {
+        "fingerprint": fingerprint,
+        "origin": origin,
+        "rows": rows,
+        "sha256": sha256,
+    }
     with replace_file(_origin_path(path)) as temporary:
         temporary.write_text(json.dumps(recorded) + "\n")
 
@@ -181,8 +202,12 @@ def _read_origin(path: Path) -> dict[str, Any]:
         recorded = json.loads(_origin_path(path).read_text())
     except ValueError:
         recorded = None
-    if not isinstance(recorded, dict) or ("sha256" in recorded and not isinstance(recorded.get("rows"), int)):
-        raise ResumeError(f"{_origin_path(path)} is damaged; remove it and {path.name} and certify again")
+    if not isinstance(recorded, dict) or (
+        "sha256" in recorded and not isinstance(recorded.get("rows"), int)
+    ):
+        raise ResumeError(
+            f"{_origin_path(path)} is damaged; remove it and {path.name} and certify again"
+        )
     return recorded
 
 
@@ -203,7 +228,8 @@ def _is_row(row: list[str], index: int) -> bool:
         margin, radius = map(float, row[3:])
     except ValueError:
         return False
-    # Rows are numbered without gaps, so that the number of rows says where to go on. torch counts in 64 bits.
+    # Rows are numbered without gaps, so that the number of rows says where to go on.
+    # torch counts in 64 bits.
     if place != index or min(label, prediction) < 0 or max(label, prediction) >= 2**63:
         return False
     return isfinite(margin) and isfinite(radius) and min(margin, radius) >= 0
@@ -211,9 +237,14 @@ def _is_row(row: list[str], index: int) -> bool:
 
 def _to_rows(first: int, label: Tensor, certificates: Certificates) -> bytes:
     text = ""
-    prediction, margin, radius = certificates.prediction, certificates.margin, certificates.radius
+    prediction, margin, radius = (
+        certificates.prediction,
+        certificates.margin,
+        certificates.radius,
+    )
     for k in range(len(certificates)):
-        # repr gives the shortest text that reads back as the same float64: radii survive the file bit for bit.
+        # repr gives the shortest text that reads back as the same float64: radii
+        # survive the file bit for bit.
         text += f"{first + k},{int(label[k])},{int(prediction[k])},{float(margin[k])!r},{float(radius[k])!r}\n"
     return text.encode()
 
@@ -221,6 +252,10 @@ def _to_rows(first: int, label: Tensor, certificates: Certificates) -> bytes:
 def _from_rows(rows: list[list[str]], guarantee: str) -> Certificates:
     # A file with a header alone has five empty columns.
     columns = list(zip(*rows, strict=True)) or [()] * len(HEADER)
-    label, prediction = torch.tensor([[*map(int, columns[1])], [*map(int, columns[2])]], dtype=torch.long)
-    margin, radius = torch.tensor([[*map(float, columns[3])], [*map(float, columns[4])]], dtype=torch.float64)
+    label, prediction = torch.tensor(
+        [[*map(int, columns[1])], [*map(int, columns[2])]], dtype=torch.long
+    )
+    margin, radius = torch.tensor(
+        [[*map(float, columns[3])], [*map(float, columns[4])]], dtype=torch.float64
+    )
     return Certificates(prediction, margin, radius, guarantee, label)

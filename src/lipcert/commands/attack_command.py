@@ -41,8 +41,12 @@ def attack(
     input_shape: InputShape = None,
     data_dir: DataDir = None,
     steps: Annotated[int, typer.Option(help="PGD iterations.")] = 100,
-    step: Annotated[str, typer.Option(help="relative (ε/10), or paper (0.001, as it states).")] = "relative",
-    restarts: Annotated[int, typer.Option(help="PGD runs, all but the first from random points.")] = 2,
+    step: Annotated[
+        str, typer.Option(help="relative (ε/10), or paper (0.001, as it states).")
+    ] = "relative",
+    restarts: Annotated[
+        int, typer.Option(help="PGD runs, all but the first from random points.")
+    ] = 2,
     limit: Limit = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -53,22 +57,41 @@ def attack(
     loaded = named_model(model, weights, input_shape)
     epsilons = checked_epsilons(eps)
     loaded, dataset, count = named_data(loaded, data, data_dir, limit)
-    # The first ones, so that the figures belong to those that `lipcert certify --limit` gives.
+    # The first ones, so that the figures belong to those that `lipcert certify --limit`
+    # gives.
     test = dataset.test.take(slice(0, count))
     settings = {"steps": steps, "step": step, "restarts": restarts}
     with progress_bar(hidden=quiet or as_json) as progress:
-        results = [_accuracies(loaded, test, epsilon, settings, progress) for epsilon in epsilons]
+        results = [
+            _accuracies(loaded, test, epsilon, settings, progress)
+            for epsilon in epsilons
+        ]
     if as_json:
-        print_json({"model": loaded.name, "data": dataset.name, "inputs": count, **settings, "at": results})
+        print_json(
+            {
+                "model": loaded.name,
+                "data": dataset.name,
+                "inputs": count,
+                **settings,
+                "at": results,
+            }
+        )
         return
-    rows = [[f"{at['epsilon']:g}", f"{at['clean']:.2%}", f"{at['attacked']:.2%}"] for at in results]
+    rows = [
+        [f"{at['epsilon']:g}", f"{at['clean']:.2%}", f"{at['attacked']:.2%}"]
+        for at in results
+    ]
     title = f"{loaded.name} on {dataset.name}, {count} test inputs"
     caption = f"l2 PGD, {steps} iterations, step {step}, {restarts} runs. {sentence(dataset.note)}"
     print_table(TextTable(title, ("ε (l2)", "clean", "attacked"), rows, caption))
 
 
 def _accuracies(
-    loaded: LoadedModel, test: Split, epsilon: float, settings: dict[str, Any], progress: Progress
+    loaded: LoadedModel,
+    test: Split,
+    epsilon: float,
+    settings: dict[str, Any],
+    progress: Progress,
 ) -> dict[str, float]:
     """Shares of inputs that are classified correctly, before and after the attack."""
     import torch
@@ -81,10 +104,15 @@ def _accuracies(
         label = test.labels[first : first + _BATCH]
         with torch.no_grad():
             right = loaded.model(x).argmax(1) == label
-        # Away from the label, so that inputs that are wrong already count as found and are masked by `right`.
+        # Away from the label, so that inputs that are wrong already count as found and
+        # are masked by `right`.
         attacked = attacks.pgd(loaded.model, x, label, epsilon, **settings)
         clean += int(right.sum())
         survived += int((right & ~attacked.success).sum())
         # The last batch may be shorter.
         progress(f"attacking, ε = {epsilon:g}", min(1.0, (first + _BATCH) / len(test)))
-    return {"epsilon": epsilon, "clean": clean / len(test), "attacked": survived / len(test)}
+    return {
+        "epsilon": epsilon,
+        "clean": clean / len(test),
+        "attacked": survived / len(test),
+    }

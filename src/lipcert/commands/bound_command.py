@@ -30,16 +30,29 @@ ALL = "all"
 QUICK = ("naive", "liplt")
 
 
-Methods = Annotated[list[str] | None, typer.Option(help=f"all, or some of {METHOD_NAMES}; repeatable.")]
-Targets = Annotated[list[str] | None, typer.Option(help="network, per-class, last-layer, pairwise.")]
-Estimate = Annotated[bool, typer.Option("--estimate", help="Power iteration: fast, not guaranteed.")]
-Iterations = Annotated[int, typer.Option(help="Power iterations of an estimate.", min=1)]
+Methods = Annotated[
+    list[str] | None, typer.Option(help=f"all, or some of {METHOD_NAMES}; repeatable.")
+]
+Targets = Annotated[
+    list[str] | None, typer.Option(help="network, per-class, last-layer, pairwise.")
+]
+Estimate = Annotated[
+    bool, typer.Option("--estimate", help="Power iteration: fast, not guaranteed.")
+]
+Iterations = Annotated[
+    int, typer.Option(help="Power iterations of an estimate.", min=1)
+]
 MaxMemory = Annotated[
-    float | None, typer.Option(help="GiB that matrices may take; default: 60 % of what is free, at most 2.", min=0)
+    float | None,
+    typer.Option(
+        help="GiB that matrices may take; default: 60 % of what is free, at most 2.",
+        min=0,
+    ),
 ]
 
 
-# typer reads names, defaults and help of the options from this signature, and --help from the docstring.
+# typer reads names, defaults and help of the options from this signature, and --help
+# from the docstring.
 def bound(
     model: Model,
     weights: Weights = None,
@@ -54,8 +67,9 @@ def bound(
 ) -> None:
     """Lipschitz constants by method and target, side by side, with times and guarantees.
 
-    Without --method: naive and liplt. --method all: every method, above the steepest slopes found. An interrupted
-    command continues when it is given again; under torchrun, processes divide the norms.
+    Without --method: naive and liplt. --method all: every method, above the steepest
+    slopes found. An interrupted command continues when it is given again; under
+    torchrun, processes divide the norms.
     """
     from lipcert.commands.bound_tables import comparison, overview
     from lipcert.commands.bound_task import BoundTask
@@ -71,7 +85,9 @@ def bound(
         options = replace(options, memory=int(max_memory * 2**30))
     hidden = quiet or as_json or not is_first_process()
     with progress_bar(hidden) as progress, sharing_work():
-        task = BoundTask(loaded, targets, iterations if estimate else None, options, kept, progress)
+        task = BoundTask(
+            loaded, targets, iterations if estimate else None, options, kept, progress
+        )
         rows = task.everything() if everything else task.some(method or QUICK)
     kept.forget()
     if not is_first_process():

@@ -53,7 +53,11 @@ class BoundTask:
         rows = []
         for method in methods:
             # All targets of a method at once: they share its norms.
-            rows += self.estimates(method) if self.iterations else self.bounds(method, self.targets)
+            rows += (
+                self.estimates(method)
+                if self.iterations
+                else self.bounds(method, self.targets)
+            )
         # Stable: within a target methods keep the order in which they were given.
         return sorted(rows, key=lambda row: self.targets.index(row.target))
 
@@ -61,7 +65,11 @@ class BoundTask:
         """Method by method; one that cannot treat the network says so in its rows."""
         rows: list[ConstantRow] = []
         for method in ESTIMATES if self.iterations else METHODS:
-            rows += self.estimates(method) if self.iterations else self.bounds_or_reasons(method, self.targets)
+            rows += (
+                self.estimates(method)
+                if self.iterations
+                else self.bounds_or_reasons(method, self.targets)
+            )
         # The floor is last, below all bounds.
         return rows + self.promised() + self.floor()
 
@@ -71,25 +79,35 @@ class BoundTask:
         if len(bounds) < len(targets):
             bounds = self.computed(method, targets)
             self.kept.add(method, bounds)
-        return [ConstantRow(method, name, b.mean, b.seconds, b.guarantee) for name, b in bounds.items()]
+        return [
+            ConstantRow(method, name, b.mean, b.seconds, b.guarantee)
+            for name, b in bounds.items()
+        ]
 
     def computed(self, method: str, targets: Sequence[str]) -> dict[str, Bound]:
-        # Coordinates that were learned in training are a better start than the identity.
+        # Coordinates that were learned in training are a better start than the
+        # identity.
         loaded, fit = self.loaded, FitOptions(start=self.loaded.scales)
         return bound_targets(
             loaded.model, loaded.input_shape, method, targets, options=self.options, fit=fit, network=loaded.network,
             progress=self.progress,
         )  # fmt: skip
 
-    def bounds_or_reasons(self, method: str, targets: Sequence[str]) -> list[ConstantRow]:
+    def bounds_or_reasons(
+        self, method: str, targets: Sequence[str]
+    ) -> list[ConstantRow]:
         try:
             return self.bounds(method, targets)
         except (TooLargeError, OptionError) as error:
-            # Messages are "what is wrong; what to do". A table has room for the first half.
+            # Messages are "what is wrong; what to do". A table has room for the first
+            # half.
             reason = str(error).split(";")[0]
-            # Too large for one target is too large for all; an option may be wrong for one of them.
+            # Too large for one target is too large for all; an option may be wrong for
+            # one of them.
             if isinstance(error, TooLargeError) or len(targets) == 1:
-                return [ConstantRow(method, target, None, 0.0, reason) for target in targets]
+                return [
+                    ConstantRow(method, target, None, 0.0, reason) for target in targets
+                ]
         rows = []
         for target in targets:  # perhaps it has only some of the targets
             rows += self.bounds_or_reasons(method, [target])
@@ -101,7 +119,11 @@ class BoundTask:
             self.progress(f"{method} {target}", 0.0)
             began = time.perf_counter()
             value = self.estimate(method, target)
-            rows.append(ConstantRow(method, target, value, time.perf_counter() - began, "estimate"))
+            rows.append(
+                ConstantRow(
+                    method, target, value, time.perf_counter() - began, "estimate"
+                )
+            )
         return rows
 
     def estimate(self, method: str, target: str) -> float:
@@ -112,8 +134,12 @@ class BoundTask:
         )  # fmt: skip
         if estimator.scales is not None:
             estimator.begin_with(loaded.scales or {})
-            # An estimator begins with plain coordinates or with those of the model; without fitting it says little.
-            fit_scales(estimator, progress=lambda fraction: self.progress(f"{method} {target}", fraction))
+            # An estimator begins with plain coordinates or with those of the model;
+            # without fitting it says little.
+            fit_scales(
+                estimator,
+                progress=lambda fraction: self.progress(f"{method} {target}", fraction),
+            )
         with torch.no_grad():
             # Contributions sum to the mean of the value, whatever the target.
             return float(estimator.estimate().contributions.sum())
@@ -121,11 +147,17 @@ class BoundTask:
     def promised(self) -> list[ConstantRow]:
         """What layers that are Lipschitz by construction promise, if there are any."""
         began = time.perf_counter()
-        values = promised_constants(self.loaded.model, self.loaded.input_shape, self.targets, self.progress)
+        values = promised_constants(
+            self.loaded.model, self.loaded.input_shape, self.targets, self.progress
+        )
         seconds = time.perf_counter() - began
         rows = []
         for target, value in values.items():
-            rows.append(ConstantRow(PROMISED, target, _mean(value), seconds, "by construction, proved"))
+            rows.append(
+                ConstantRow(
+                    PROMISED, target, _mean(value), seconds, "by construction, proved"
+                )
+            )
         return rows
 
     def floor(self) -> list[ConstantRow]:
@@ -133,8 +165,21 @@ class BoundTask:
         rows = []
         for target in self.targets:
             began = time.perf_counter()
-            value = estimate_sampled(self.loaded.model, self.loaded.input_shape, target, progress=self.progress)
-            rows.append(ConstantRow(FLOOR, target, _mean(value), time.perf_counter() - began, "from below"))
+            value = estimate_sampled(
+                self.loaded.model,
+                self.loaded.input_shape,
+                target,
+                progress=self.progress,
+            )
+            rows.append(
+                ConstantRow(
+                    FLOOR,
+                    target,
+                    _mean(value),
+                    time.perf_counter() - began,
+                    "from below",
+                )
+            )
         return rows
 
 

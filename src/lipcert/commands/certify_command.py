@@ -37,18 +37,36 @@ if TYPE_CHECKING:
     from lipcert.runs import Summary, Task
 
 
-Out = Annotated[Path, typer.Option(help="Folder for certificates.csv and summary.json.")]
-Method = Annotated[
-    str | None, typer.Option(help=f"{METHOD_NAMES}; default: that of the run, or liplt.", show_default=False)
+Out = Annotated[
+    Path, typer.Option(help="Folder for certificates.csv and summary.json.")
 ]
-Float64 = Annotated[bool, typer.Option("--float64", help="Execute in float64: rounding costs nothing.")]
-Split = Annotated[bool, typer.Option("--split", help="Execute long sums in parts: rounding costs little, in float32.")]
-Local = Annotated[bool, typer.Option("--local", help="Also by bounds over a ball around each input.")]
+Method = Annotated[
+    str | None,
+    typer.Option(
+        help=f"{METHOD_NAMES}; default: that of the run, or liplt.", show_default=False
+    ),
+]
+Float64 = Annotated[
+    bool, typer.Option("--float64", help="Execute in float64: rounding costs nothing.")
+]
+Split = Annotated[
+    bool,
+    typer.Option(
+        "--split", help="Execute long sums in parts: rounding costs little, in float32."
+    ),
+]
+Local = Annotated[
+    bool, typer.Option("--local", help="Also by bounds over a ball around each input.")
+]
 Norm = Annotated[str, typer.Option(help="Norm of the balls of --local: 2 or inf.")]
-Attack = Annotated[bool, typer.Option("--attack", help="Attack every input and cross-check its radius.")]
+Attack = Annotated[
+    bool,
+    typer.Option("--attack", help="Attack every input and cross-check its radius."),
+]
 
 
-# The other processes of `torchrun` help with the norms and the inputs, then leave; the first one attacks and writes.
+# The other processes of `torchrun` help with the norms and the inputs, then leave; the
+# first one attacks and writes.
 def certify(
     model: Model,
     data: Annotated[str | None, DATA_OPTION] = None,
@@ -76,11 +94,21 @@ def certify(
     loaded = named_model(model, weights, input_shape)
     loaded, data, epsilons = _as_shipped(loaded, model, execution, data, eps)
     if (out / CONFIG).exists():
-        raise OptionError(f"{out} is the folder of a training, which would be overwritten; choose another --out")
+        raise OptionError(
+            f"{out} is the folder of a training, which would be overwritten; choose another --out"
+        )
     loaded, dataset, count = named_data(loaded, data, data_dir, limit)
     if method is None:
         method = loaded.earlier.method if loaded.earlier is not None else "liplt"
-    task = Task(dataset, epsilons, count, count if attack else 0, method, local_norm=local_norm, shared=True)
+    task = Task(
+        dataset,
+        epsilons,
+        count,
+        count if attack else 0,
+        method,
+        local_norm=local_norm,
+        shared=True,
+    )
     _carry_out(loaded, task, out, data_dir, as_json, quiet)
 
 
@@ -89,7 +117,9 @@ def _execution(float64: bool, split: bool, local: bool, norm: str) -> str | None
     if norm != "2" and not local:
         raise OptionError("--norm belongs to --local: global radii are l2; add --local")
     if split and (float64 or local):
-        raise OptionError("--split is about float32 and global radii; leave out --float64 and --local")
+        raise OptionError(
+            "--split is about float32 and global radii; leave out --float64 and --local"
+        )
     if float64:
         return "float64"
     if split:
@@ -100,20 +130,37 @@ def _execution(float64: bool, split: bool, local: bool, norm: str) -> str | None
 
 
 def _as_shipped(
-    loaded: LoadedModel, model: str, execution: str | None, data: str | None, eps: list[float] | None
+    loaded: LoadedModel,
+    model: str,
+    execution: str | None,
+    data: str | None,
+    eps: list[float] | None,
 ) -> tuple[LoadedModel, str, list[float]]:
     """The model in its arithmetic, the data and ε; of a shipped network, those it was certified with."""
     from lipcert.runs.pretrained import shipped_summary
 
     shipped = shipped_summary(model)
     if shipped is not None:
-        data, eps, execution = data or shipped.data, eps or shipped.epsilons, execution or shipped.execution
+        data, eps, execution = (
+            data or shipped.data,
+            eps or shipped.epsilons,
+            execution or shipped.execution,
+        )
     if data is None or not eps:
-        raise OptionError("--data and --eps are missing; name the data set, and the size of perturbations")
+        raise OptionError(
+            "--data and --eps are missing; name the data set, and the size of perturbations"
+        )
     return loaded.executed_in(execution or "float32"), data, checked_epsilons(eps)
 
 
-def _carry_out(loaded: LoadedModel, task: Task, out: Path, data_dir: Path | None, as_json: bool, quiet: bool) -> None:
+def _carry_out(
+    loaded: LoadedModel,
+    task: Task,
+    out: Path,
+    data_dir: Path | None,
+    as_json: bool,
+    quiet: bool,
+) -> None:
     """Certify, write everything into the folder, and print the table or JSON."""
     from lipcert.files import write_json
     from lipcert.progress import no_progress
@@ -147,12 +194,23 @@ def _table(summary: Summary, out: Path) -> TextTable:
         if entry.local is not None:
             accuracies.append(f"{entry.local:.2%}")
         radii = [f"{summary.mean_radius:.4f}", f"{summary.median_radius:.4f}"]
-        # Mean and median do not depend on ε; they stand in every row so that rows can be read alone.
+        # Mean and median do not depend on ε; they stand in every row so that rows can
+        # be read alone.
         rows.append([f"{entry.epsilon:g}", *accuracies, *radii])
-    locally = [f"certified locally ({summary.local_norm})"] if summary.local_norm else []
+    locally = (
+        [f"certified locally ({summary.local_norm})"] if summary.local_norm else []
+    )
     return TextTable(
         f"{summary.model} on {summary.data}, {summary.inputs} test inputs",
-        ("ε (l2)", "clean", "attacked", "certified", *locally, "mean radius", "median radius"),
+        (
+            "ε (l2)",
+            "clean",
+            "attacked",
+            "certified",
+            *locally,
+            "mean radius",
+            "median radius",
+        ),
         rows,
         f"Certified: {summary.guarantee}; executed in {summary.execution}, rounding included. "
         f"{sentence(summary.data_note)}Written to {out}.",

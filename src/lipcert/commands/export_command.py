@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lipcert.commands.options import InputShape, Model, Quiet, Weights, named_model, print_path
+from lipcert.commands.options import (
+    InputShape,
+    Model,
+    Quiet,
+    Weights,
+    named_model,
+    print_path,
+)
 from lipcert.commands.progress_bar import progress_bar
 from lipcert.errors import OptionError
 from lipcert.layout import SUMMARY
@@ -20,8 +27,13 @@ if TYPE_CHECKING:
 
 def export(
     model: Model,
-    onnx: Annotated[Path | None, typer.Option(help="ONNX file to write: logits and radius.")] = None,
-    web: Annotated[Path | None, typer.Option(help="Folder for a web page in which the classifier runs.")] = None,
+    onnx: Annotated[
+        Path | None, typer.Option(help="ONNX file to write: logits and radius.")
+    ] = None,
+    web: Annotated[
+        Path | None,
+        typer.Option(help="Folder for a web page in which the classifier runs."),
+    ] = None,
     weights: Weights = None,
     input_shape: InputShape = None,
     quiet: Quiet = False,
@@ -36,7 +48,8 @@ def export(
 
     loaded = named_model(model, weights, input_shape)
     with progress_bar(hidden=quiet) as progress:
-        # The captured network, not the model: it is the one that the bound below is compared with.
+        # The captured network, not the model: it is the one that the bound below is
+        # compared with.
         classifier = CertifiedClassifier(loaded.network, _bound(loaded, progress))
     if onnx is not None:
         print_path("written", classifier.to_onnx(onnx))
@@ -49,7 +62,10 @@ def export(
             title, names = summary.name or loaded.name, summary.class_names
         page = write_site(classifier, web, title, names)
         print_path("page", page)
-        print_path("serve it, for example, with: python -m http.server --directory", page.parent)
+        print_path(
+            "serve it, for example, with: python -m http.server --directory",
+            page.parent,
+        )
 
 
 def _bound(loaded: LoadedModel, progress: Progress) -> Bound:
@@ -59,6 +75,11 @@ def _bound(loaded: LoadedModel, progress: Progress) -> Bound:
     if loaded.earlier is not None and loaded.earlier.belongs_to(loaded.network):
         return loaded.earlier
     made = bound_targets(
-        loaded.model, loaded.input_shape, "liplt", ("pairwise",), network=loaded.network, progress=progress
+        loaded.model,
+        loaded.input_shape,
+        "liplt",
+        ("pairwise",),
+        network=loaded.network,
+        progress=progress,
     )
     return made["pairwise"]

@@ -21,7 +21,8 @@ class KeptBounds:
     """Finished bounds and norms of a network, in a folder with its fingerprint."""
 
     def __init__(self, network: Network) -> None:
-        # By the fingerprint: other weights, another program or other rules have another folder.
+        # By the fingerprint: other weights, another program or other rules have another
+        # folder.
         self.folder = cache_dir() / "bounds" / fingerprint(network)[:32]
         self._network = network
 
@@ -30,10 +31,12 @@ class KeptBounds:
         found = {}
         for target in targets:
             known = Bound.find(self._path(method, target))
-            # The folder has half of the fingerprint in its name; the bound has all of it.
+            # The folder has half of the fingerprint in its name; the bound has all of
+            # it.
             if known is not None and known.belongs_to(self._network):
                 found[target] = known
-        # Processes that found different files would wait for each other in different places.
+        # Processes that found different files would wait for each other in different
+        # places.
         return of_first(found)
 
     def add(self, method: str, bounds: Mapping[str, Bound]) -> None:

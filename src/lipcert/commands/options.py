@@ -1,6 +1,7 @@
 """What several commands share: options, the model they name, and how results are printed.
 
-Here and in the commands, what needs torch is imported when a command runs: --help does not wait for it.
+Here and in the commands, what needs torch is imported when a command runs: --help does
+not wait for it.
 """
 
 from __future__ import annotations
@@ -27,10 +28,13 @@ METHOD_NAMES = "naive, liplt, rescaled, lt-sdp, ellipsoids, lipsdp, best"
 
 def _number(text: str) -> float:
     try:
-        # 36/255 is exact as a fraction and rounded once; Fraction reads 1.58 and 1e-3, too.
+        # 36/255 is exact as a fraction and rounded once; Fraction reads 1.58 and 1e-3,
+        # too.
         return float(Fraction(text))
     except (ValueError, ZeroDivisionError):
-        raise OptionError(f"--eps is {text!r}, expected a number or a fraction such as 36/255") from None
+        raise OptionError(
+            f"--eps is {text!r}, expected a number or a fraction such as 36/255"
+        ) from None
 
 
 Model = Annotated[
@@ -41,12 +45,22 @@ Model = Annotated[
     ),
 ]
 Weights = Annotated[
-    Path | None, typer.Option(help="Weights for the model: .safetensors, or a state dict as .pt, .pth, .bin, .ckpt.")
+    Path | None,
+    typer.Option(
+        help="Weights for the model: .safetensors, or a state dict as .pt, .pth, .bin, .ckpt."
+    ),
 ]
-InputShape = Annotated[str | None, typer.Option(help="Shape of one input, such as 3,32,32.")]
-DATA_OPTION = typer.Option(help="digits, mnist, cifar10, tiny-imagenet, an image folder or an .npz file.")
+InputShape = Annotated[
+    str | None, typer.Option(help="Shape of one input, such as 3,32,32.")
+]
+DATA_OPTION = typer.Option(
+    help="digits, mnist, cifar10, tiny-imagenet, an image folder or an .npz file."
+)
 Data = Annotated[str, DATA_OPTION]
-DataDir = Annotated[Path | None, typer.Option(help="Where the data sets are.", envvar="LIPCERT_DATA_DIR")]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(help="Where the data sets are.", envvar="LIPCERT_DATA_DIR"),
+]
 EPS_OPTION = typer.Option(
     help="l2 perturbation size, in units of pixels in [0, 1], such as 1.58 or 36/255; repeatable.",
     parser=_number,
@@ -64,7 +78,9 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
-def named_model(spec: str, weights: Path | None, input_shape: str | None) -> LoadedModel:
+def named_model(
+    spec: str, weights: Path | None, input_shape: str | None
+) -> LoadedModel:
     """The model that the arguments of a command name."""
     from lipcert.models import load_model
 
@@ -73,7 +89,9 @@ def named_model(spec: str, weights: Path | None, input_shape: str | None) -> Loa
         sizes = input_shape.split(",")
         # isdecimal refuses signs and points, which int or float would take.
         if not all(size.strip().isdecimal() and int(size) > 0 for size in sizes):
-            raise OptionError(f"--input-shape is {input_shape!r}, expected numbers such as 3,32,32")
+            raise OptionError(
+                f"--input-shape is {input_shape!r}, expected numbers such as 3,32,32"
+            )
         shape = tuple(map(int, sizes))
     return load_model(spec, weights=weights, input_shape=shape)
 
@@ -95,7 +113,9 @@ def named_data(
 def checked_epsilons(epsilons: Sequence[float]) -> list[float]:
     """Positive ones, each once."""
     if not epsilons or not all(0 < epsilon < float("inf") for epsilon in epsilons):
-        raise OptionError(f"--eps is {list(epsilons)}, expected positive numbers such as 1.58")
+        raise OptionError(
+            f"--eps is {list(epsilons)}, expected positive numbers such as 1.58"
+        )
     # dict.fromkeys keeps the order, in which tables show them.
     return list(dict.fromkeys(epsilons))
 

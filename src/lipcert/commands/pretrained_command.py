@@ -25,7 +25,16 @@ def pretrained_command() -> None:
         size = (folder / MODEL).stat().st_size / 1e6
         for entry in summary.at:
             rows.append(_row(name, summary, entry, size))
-    columns = ("name", "data", "executed in", "ε (l2)", "clean", "attacked", "certified", "MB")
+    columns = (
+        "name",
+        "data",
+        "executed in",
+        "ε (l2)",
+        "clean",
+        "attacked",
+        "certified",
+        "MB",
+    )
     note = (
         "Certified by guaranteed bounds, rounding included. lipcert.pretrained(NAME) is the classifier, "
         "lipcert certify NAME --data-dir DATA repeats its figures, lipcert train NAME trains it again."
@@ -42,5 +51,16 @@ def _row(name: str, summary: Summary, entry: Accuracy, size: float) -> list[str]
         # Shares of different inputs look comparable: the number says that they are not.
         if summary.attacked_inputs < summary.inputs:
             attacked += f" of {summary.attacked_inputs:,}"
-    figures = [f"{summary.clean:.2%}", attacked, f"{entry.certified:.2%}", f"{size:.1f}"]
-    return [name, summary.data_title, summary.execution, f"{entry.epsilon:.4g}", *figures]
+    figures = [
+        f"{summary.clean:.2%}",
+        attacked,
+        f"{entry.certified:.2%}",
+        f"{size:.1f}",
+    ]
+    return [
+        name,
+        summary.data_title,
+        summary.execution,
+        f"{entry.epsilon:.4g}",
+        *figures,
+    ]

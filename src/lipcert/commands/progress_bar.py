@@ -52,7 +52,8 @@ class Lines:
             return
         self.printed = now
         parts = [f"{what} {fraction:.0%}", figures]
-        # Time per fraction since the start of this piece, which a resumed run does not begin at 0.
+        # Time per fraction since the start of this piece, which a resumed run does not
+        # begin at 0.
         if self.first < fraction < 1:
             seconds = (now - self.began) * (1 - fraction) / (fraction - self.first)
             parts.insert(1, f"left {timedelta(seconds=round(seconds))}")
@@ -67,7 +68,9 @@ def _bar(console: Console) -> Iterator[Progress]:
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[figures]}", table_column=Column(no_wrap=True, ratio=1)),  # what is left of the width
+        TextColumn(
+            "{task.fields[figures]}", table_column=Column(no_wrap=True, ratio=1)
+        ),  # what is left of the width
     )
     with Bar(*columns, console=console, transient=True, expand=True) as bar:
         # A dictionary, for the function below to change.
@@ -77,10 +80,17 @@ def _bar(console: Console) -> Iterator[Progress]:
             if what != current["what"] or fraction < current["fraction"]:
                 if current["task"] is not None:
                     bar.remove_task(current["task"])
-                # A resumed run does not begin at 0: what was done before must not count as speed.
-                current["task"] = bar.add_task(what, total=1.0 - fraction, figures=figures)
+                # A resumed run does not begin at 0: what was done before must not count
+                # as speed.
+                current["task"] = bar.add_task(
+                    what, total=1.0 - fraction, figures=figures
+                )
                 current["start"] = fraction
             current["what"], current["fraction"] = what, fraction
-            bar.update(current["task"], completed=fraction - current["start"], figures=escape(figures))
+            bar.update(
+                current["task"],
+                completed=fraction - current["start"],
+                figures=escape(figures),
+            )
 
         yield report

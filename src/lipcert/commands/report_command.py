@@ -15,9 +15,16 @@ TABLES = {"markdown": MARKDOWN, "latex": LATEX}
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or that certify has written.")],
-    out: Annotated[Path | None, typer.Option(help="Where to write; default: the first run's folder.")] = None,
-    table: Annotated[str | None, typer.Option(help="Print the table of the runs: markdown or latex.")] = None,
+    runs: Annotated[
+        list[Path], typer.Argument(help="Folders of runs, or that certify has written.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Where to write; default: the first run's folder."),
+    ] = None,
+    table: Annotated[
+        str | None, typer.Option(help="Print the table of the runs: markdown or latex.")
+    ] = None,
 ) -> None:
     """A page on one run or several side by side, with figures and tables; nothing is computed again."""
     from lipcert.models.shipped import shipped_folder

@@ -1,6 +1,7 @@
 """`lipcert reproduce`: the paper's tables and figures.
 
-They are made by another package, lipcert_experiments, which is imported when the command runs.
+They are made by another package, lipcert_experiments, which is imported when the
+command runs.
 """
 
 from __future__ import annotations
@@ -21,14 +22,26 @@ BUDGETS = ("tiny", "hour", "paper")
 
 
 def reproduce(
-    name: Annotated[str | None, typer.Argument(help="A table or figure; without it, the list.")] = None,
-    budget: Annotated[str, typer.Option(help="tiny (digits), hour (two cores) or paper (in full).")] = "tiny",
+    name: Annotated[
+        str | None, typer.Argument(help="A table or figure; without it, the list.")
+    ] = None,
+    budget: Annotated[
+        str, typer.Option(help="tiny (digits), hour (two cores) or paper (in full).")
+    ] = "tiny",
     data_dir: DataDir = None,
-    out: Annotated[Path, typer.Option(help="Folder of results and of the runs they share.")] = Path("runs/reproduce"),
-    protocol: Annotated[str, typer.Option(help="lipcert, or authors: their PGD, CIFAR-10 in [-1, 1].")] = "lipcert",
-    epochs: Annotated[int | None, typer.Option(help="Of every run, instead of the budget's.")] = None,
+    out: Annotated[
+        Path, typer.Option(help="Folder of results and of the runs they share.")
+    ] = Path("runs/reproduce"),
+    protocol: Annotated[
+        str, typer.Option(help="lipcert, or authors: their PGD, CIFAR-10 in [-1, 1].")
+    ] = "lipcert",
+    epochs: Annotated[
+        int | None, typer.Option(help="Of every run, instead of the budget's.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of every run.")] = 0,
-    show_list: Annotated[bool, typer.Option("--list", help="List all tables and figures.")] = False,
+    show_list: Annotated[
+        bool, typer.Option("--list", help="List all tables and figures.")
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Tables and figures of the paper, the published numbers beside ours. Continues where it stopped.
@@ -43,7 +56,9 @@ def reproduce(
     from lipcert_experiments import reproduce as run_experiment
 
     with progress_bar(hidden=quiet) as progress:
-        done = run_experiment(name, Plan(budget, protocol, epochs, seed), out, data_dir, progress)
+        done = run_experiment(
+            name, Plan(budget, protocol, epochs, seed), out, data_dir, progress
+        )
     print_table(done.table())
     print_path("results", done.folder)
     # After the table: what has succeeded is shown all the same.

@@ -19,9 +19,18 @@ if TYPE_CHECKING:
 
 def sweep_command(
     config: Annotated[str, typer.Argument(help="Preset or TOML file.")],
-    set_: Annotated[list[str], typer.Option("--set", help="key=value,value, such as loss.t=3,5,8; repeatable.")],
-    seeds: Annotated[int, typer.Option(help="How many seeds, from the configured one on.", min=1)] = 1,
-    out: Annotated[Path | None, typer.Option(help="Folder of the sweep; default: sweeps/<name>.")] = None,
+    set_: Annotated[
+        list[str],
+        typer.Option(
+            "--set", help="key=value,value, such as loss.t=3,5,8; repeatable."
+        ),
+    ],
+    seeds: Annotated[
+        int, typer.Option(help="How many seeds, from the configured one on.", min=1)
+    ] = 1,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the sweep; default: sweeps/<name>.")
+    ] = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -60,10 +69,14 @@ def _table(name: str, cells: Sequence[Cell], seeds: int) -> TextTable:
         spreads = cell.spreads()
         row = list(cell.values.values())
         for figure in figures:
-            row.append(_shown(figure, spreads[figure]) if figure in spreads else NOTHING)
+            row.append(
+                _shown(figure, spreads[figure]) if figure in spreads else NOTHING
+            )
         rows.append(row)
     caption = f"Mean{' ± standard deviation' if seeds > 1 else ''} over {seeds} seed{'s' if seeds > 1 else ''}."
-    return TextTable(f"sweep of {name}", [*keys, *figures], rows, caption, words=len(keys))
+    return TextTable(
+        f"sweep of {name}", [*keys, *figures], rows, caption, words=len(keys)
+    )
 
 
 def _shown(figure: str, spread: Spread) -> str:

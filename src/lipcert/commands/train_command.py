@@ -29,14 +29,24 @@ DEFAULT = "digits"
 
 def train_command(
     config: Annotated[
-        str | None, typer.Argument(help="Preset or TOML file; default: digits.", show_default=False)
+        str | None,
+        typer.Argument(
+            help="Preset or TOML file; default: digits.", show_default=False
+        ),
     ] = None,
-    run_dir: Annotated[Path | None, typer.Option(help="New folder for the run; default: runs/<name>-<n>.")] = None,
+    run_dir: Annotated[
+        Path | None,
+        typer.Option(help="New folder for the run; default: runs/<name>-<n>."),
+    ] = None,
     data_dir: DataDir = None,
     eps: Annotated[float | None, TRAIN_EPS_OPTION] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="key=value, such as loss.t=4; repeatable.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="key=value, such as loss.t=4; repeatable."),
+    ] = None,
     resumed: Annotated[
-        Path | None, typer.Option("--resume", help="Continue the interrupted run in this folder.")
+        Path | None,
+        typer.Option("--resume", help="Continue the interrupted run in this folder."),
     ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -44,19 +54,26 @@ def train_command(
     """Train a certifiably robust classifier and certify it. Works under torchrun."""
     # An option that is silently left out would be taken for one that was used.
     if resumed is not None and (config or set_ or run_dir or eps):
-        raise OptionError("--resume continues a run as it was configured; leave out the preset and all other options")
+        raise OptionError(
+            "--resume continues a run as it was configured; leave out the preset and all other options"
+        )
     from lipcert.training import TrainConfig, resume, train
 
     try:
-        with progress_bar(hidden=quiet or as_json or not is_first_process()) as progress:
+        with progress_bar(
+            hidden=quiet or as_json or not is_first_process()
+        ) as progress:
             if resumed is not None:
                 run = resume(resumed, data_dir, progress)
             else:
                 chosen = TrainConfig.named(config or DEFAULT)
                 if eps is not None:
-                    # Before the overrides: what a user sets by hand is in the new units already.
+                    # Before the overrides: what a user sets by hand is in the new units
+                    # already.
                     chosen = chosen.at_epsilon(eps)
-                run = train(chosen.with_overrides(set_ or []), run_dir, data_dir, progress)
+                run = train(
+                    chosen.with_overrides(set_ or []), run_dir, data_dir, progress
+                )
     except KeyboardInterrupt as stop:
         if is_first_process():
             # `working_in` has put the command that continues into the interruption.
@@ -71,7 +88,9 @@ def _show(run: Run, as_json: bool) -> None:
 
     page = write_report([run.folder])
     if as_json:
-        print_json({"folder": str(run.folder), "report": str(page), **run.summary.as_dict()})
+        print_json(
+            {"folder": str(run.folder), "report": str(page), **run.summary.as_dict()}
+        )
         return
     console.print(run)
     print_path("run", run.folder)

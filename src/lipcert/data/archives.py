@@ -15,7 +15,15 @@ from pathlib import Path, PurePosixPath
 from lipcert.errors import DataError
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2", ".tbz2", ".zip")
-_DAMAGED = (tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, zlib.error, EOFError, OSError, RuntimeError)
+_DAMAGED = (
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    lzma.LZMAError,
+    zlib.error,
+    EOFError,
+    OSError,
+    RuntimeError,
+)
 
 
 def is_archive(path: Path) -> bool:
@@ -29,23 +37,31 @@ def only_archive(folder: Path, start: str) -> Path | None:
     # Which one is meant would depend on their names, and figures on the guess.
     if len(archives) > 1:
         listed = ", ".join(path.name for path in archives)
-        raise DataError(f"{folder} holds several archives, {listed}; keep one of them there")
+        raise DataError(
+            f"{folder} holds several archives, {listed}; keep one of them there"
+        )
     return archives[0] if archives else None
 
 
-def read_files(source: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
+def read_files(
+    source: Path, wanted: Callable[[str], bool]
+) -> Iterator[tuple[str, bytes]]:
     """(relative path with forward slashes, content) of the wanted files; hidden files are skipped.
 
-    `source` is a folder or an archive. A damaged archive is a DataError, raised when the damage is reached.
+    `source` is a folder or an archive. A damaged archive is a DataError, raised when
+    the damage is reached.
     """
     try:
         for path, read in _files(source):
             name = _visible(path)
             if name and wanted(name):
                 yield name, read()
-    # Around the reading, not the opening: a truncated archive opens well and fails in the middle.
+    # Around the reading, not the opening: a truncated archive opens well and fails in
+    # the middle.
     except _DAMAGED as error:
-        raise DataError(f"{source} is truncated or not an archive ({error}); fetch it again") from error
+        raise DataError(
+            f"{source} is truncated or not an archive ({error}); fetch it again"
+        ) from error
 
 
 def file_digest(path: Path) -> str:
@@ -62,7 +78,9 @@ def source_digest(source: Path) -> str:
     for path in _walk(source):
         # Contents would take as long as decoding does. An edit changes the time.
         stat = path.stat()
-        digest.update(f"{path.relative_to(source).as_posix()}\n{stat.st_size} {stat.st_mtime_ns}\n".encode())
+        digest.update(
+            f"{path.relative_to(source).as_posix()}\n{stat.st_size} {stat.st_mtime_ns}\n".encode()
+        )
     return digest.hexdigest()
 
 
@@ -76,7 +94,8 @@ def read_bytes(path: Path) -> bytes:
 
 def _walk(folder: Path) -> Iterator[Path]:
     for parent, folders, files in os.walk(folder, followlinks=True):
-        # In place, which os.walk follows: file systems have orders of their own, and the digest must not.
+        # In place, which os.walk follows: file systems have orders of their own, and
+        # the digest must not.
         folders.sort()
         for name in sorted(files):
             yield Path(parent, name)
@@ -95,7 +114,8 @@ def _files(source: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
     else:
         with tarfile.open(source) as tar:
             for entry in tar:
-                # Links and devices are left out: nothing outside of the archive is ever read.
+                # Links and devices are left out: nothing outside of the archive is ever
+                # read.
                 file = tar.extractfile(entry) if entry.isfile() else None
                 if file is not None:
                     yield entry.name, file.read

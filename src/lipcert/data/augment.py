@@ -13,9 +13,10 @@ from lipcert.errors import OptionError, ShapeError
 class Augmentation(nn.Module):
     """The paper's augmentation (d, t): rotation by up to ±degrees and translation by up to ±translate of each side.
 
-    Every image of a batch is moved at random, always, in training and eval mode; what comes in from outside is black.
-    Pixels stay in [0, 1]. The random numbers are drawn on the CPU: from the given generator or, without one, from
-    torch's own, so that the result depends on the seed and not on the device.
+    Every image of a batch is moved at random, always, in training and eval mode; what
+    comes in from outside is black. Pixels stay in [0, 1]. The random numbers are drawn
+    on the CPU: from the given generator or, without one, from torch's own, so that the
+    result depends on the seed and not on the device.
 
     Args:
         degrees: 0 to 180.
@@ -30,7 +31,8 @@ class Augmentation(nn.Module):
         if not 0 <= translate <= 1:
             raise OptionError(f"translate is {translate}, expected a ratio from 0 to 1")
         self.degrees, self.translate, self.flip = degrees, translate, flip
-        # In a tuple, so that moving this module to a device does not move the random numbers there.
+        # In a tuple, so that moving this module to a device does not move the random
+        # numbers there.
         self._steps = tuple(self._make_steps())
 
     def _make_steps(self) -> list[nn.Module]:
@@ -38,7 +40,10 @@ class Augmentation(nn.Module):
         if not (self.degrees or self.translate or self.flip):
             return steps
         # Only here: most configurations have no augmentation.
-        from kornia.augmentation import RandomAffine, RandomHorizontalFlip  # takes a while to import
+        from kornia.augmentation import (
+            RandomAffine,
+            RandomHorizontalFlip,
+        )  # takes a while to import
 
         if self.degrees or self.translate:
             shift = (self.translate, self.translate)
@@ -47,16 +52,23 @@ class Augmentation(nn.Module):
             steps.append(RandomHorizontalFlip(p=0.5))
         return steps
 
-    def forward(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def forward(
+        self, images: Tensor, generator: torch.Generator | None = None
+    ) -> Tensor:
         """The moved images, (B, C, H, W) as they came."""
         if not self._steps or len(images) == 0:
             return images
         if images.ndim != 4 or not images.is_floating_point():
-            raise ShapeError(f"images: expected floating-point (B, C, H, W), got {images.dtype} {tuple(images.shape)}")
+            raise ShapeError(
+                f"images: expected floating-point (B, C, H, W), got {images.dtype} {tuple(images.shape)}"
+            )
         if generator is None:
             return self._move(images)
-        # kornia takes no generator: the global one is seeded from it for a moment, and put back.
-        seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+        # kornia takes no generator: the global one is seeded from it for a moment, and
+        # put back.
+        seed = int(
+            torch.randint(2**62, (), generator=generator, device=generator.device)
+        )
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             return self._move(images)

@@ -20,8 +20,8 @@ def batch_indices(
 ) -> list[Tensor]:
     """The indices of every batch of an epoch: each sample once, the last partial batch kept.
 
-    They depend only on the labels, the options, the seed and the epoch, so that any process can recompute them, skip
-    batches that are done, or take its share of each.
+    They depend only on the labels, the options, the seed and the epoch, so that any
+    process can recompute them, skip batches that are done, or take its share of each.
 
     Args:
         labels: (N,).
@@ -43,12 +43,19 @@ def batch_indices(
         order = torch.from_numpy(generator.permutation(len(labels)))
         return list(torch.split(order, batch_size))
     if classes_per_batch < 1:
-        raise OptionError(f"classes_per_batch is {classes_per_batch}, expected 1 or more")
-    return _class_batches(labels.cpu().numpy(), batch_size, classes_per_batch, generator)
+        raise OptionError(
+            f"classes_per_batch is {classes_per_batch}, expected 1 or more"
+        )
+    return _class_batches(
+        labels.cpu().numpy(), batch_size, classes_per_batch, generator
+    )
 
 
 def _class_batches(
-    labels: NDArray[np.integer], batch_size: int, limit: int, generator: np.random.Generator
+    labels: NDArray[np.integer],
+    batch_size: int,
+    limit: int,
+    generator: np.random.Generator,
 ) -> list[Tensor]:
     members = []
     for label in np.unique(labels):
@@ -56,12 +63,16 @@ def _class_batches(
     left = np.array(list(map(len, members)))
     batches = []
     while left.any():
-        # Shuffled first and sorted stably: classes with equally many samples left take turns at random.
+        # Shuffled first and sorted stably: classes with equally many samples left take
+        # turns at random.
         ties = generator.permutation(len(left))
         chosen = ties[np.argsort(-left[ties], kind="stable")][:limit]
         size = min(batch_size, int(left[chosen].sum()))
-        # As if the batch were drawn without replacement from all samples of these classes.
-        counts = generator.multivariate_hypergeometric(left[chosen], size, method="marginals")
+        # As if the batch were drawn without replacement from all samples of these
+        # classes.
+        counts = generator.multivariate_hypergeometric(
+            left[chosen], size, method="marginals"
+        )
         batch = []
         for label, count in zip(chosen, counts, strict=True):
             # Taken from the end: the first left[label] members are those that are left.

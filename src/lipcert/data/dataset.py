@@ -14,7 +14,13 @@ from torch import Tensor
 
 from lipcert.errors import DataError, OptionError
 
-SPLITS = {"train": "train", "test": "test", "val": "validation", "valid": "validation", "validation": "validation"}
+SPLITS = {
+    "train": "train",
+    "test": "test",
+    "val": "validation",
+    "valid": "validation",
+    "validation": "validation",
+}
 """What splits are called in folders, files and dictionaries."""
 TEST_FRACTION = 0.2
 """The part of each class that becomes the test split where a data set has none of its own."""
@@ -24,8 +30,9 @@ TEST_FRACTION = 0.2
 class Split:
     """Images, or other inputs, and labels of one split.
 
-    images: uint8 (N, …), usually (N, C, H, W); the pixel value is images / maximum, in [0, 1], never normalised. Or the
-    pixel values themselves, as float32. labels: int64 (N,). dtype: of the pixels.
+    images: uint8 (N, …), usually (N, C, H, W); the pixel value is images / maximum, in
+    [0, 1], never normalised. Or the pixel values themselves, as float32. labels: int64
+    (N,). dtype: of the pixels.
     """
 
     images: Tensor
@@ -35,10 +42,19 @@ class Split:
 
     def __post_init__(self) -> None:
         kinds = (torch.uint8, torch.float32)
-        if self.images.dtype not in kinds or self.images.ndim < 2 or 0 in self.images.shape:
+        if (
+            self.images.dtype not in kinds
+            or self.images.ndim < 2
+            or 0 in self.images.shape
+        ):
             found = f"{self.images.dtype} {tuple(self.images.shape)}"
-            raise DataError(f"images: expected uint8 or float32 (N, C, H, W), got {found}")
-        if self.labels.dtype != torch.int64 or self.labels.shape != self.images.shape[:1]:
+            raise DataError(
+                f"images: expected uint8 or float32 (N, C, H, W), got {found}"
+            )
+        if (
+            self.labels.dtype != torch.int64
+            or self.labels.shape != self.images.shape[:1]
+        ):
             raise DataError(
                 f"labels: expected int64 ({len(self.images)},), got {self.labels.dtype} {tuple(self.labels.shape)}"
             )
@@ -53,7 +69,8 @@ class Split:
         """Pixels in [0, 1] of the images at the index, or of all."""
         if index is None:
             index = slice(None)
-        # Converted after indexing: all of CIFAR-10 in float32 would be four times the size of its bytes.
+        # Converted after indexing: all of CIFAR-10 in float32 would be four times the
+        # size of its bytes.
         chosen = self.images[index].to(self.dtype)
         if self.images.is_floating_point():
             return chosen
@@ -69,9 +86,10 @@ class Split:
 class Dataset:
     """A data set.
 
-    name: the name it is loaded by. title: what figures made from it have to be called, such as "CIFAR-10 (JPEG)".
-    note: where the images come from and how they were split, in one sentence.
-    validation: a third split, if the data set comes with one; it is in neither of the others.
+    name: the name it is loaded by. title: what figures made from it have to be called,
+    such as "CIFAR-10 (JPEG)". note: where the images come from and how they were split,
+    in one sentence. validation: a third split, if the data set comes with one; it is in
+    neither of the others.
     """
 
     name: str
@@ -84,7 +102,8 @@ class Dataset:
 
     def __post_init__(self) -> None:
         for name, split in self.splits.items():
-            # A label beyond the classes would index past the logits, in the middle of training.
+            # A label beyond the classes would index past the logits, in the middle of
+            # training.
             outside = split.labels[(split.labels < 0) | (split.labels >= self.classes)]
             if len(outside):
                 raise DataError(
@@ -104,8 +123,11 @@ class Dataset:
         if not count:
             return self
         if count >= len(self.train):
-            raise OptionError(f"validation is {count}, expected less than the {len(self.train)} training images")
-        # Seed 0 and not the run's: runs with different seeds are compared on the same images.
+            raise OptionError(
+                f"validation is {count}, expected less than the {len(self.train)} training images"
+            )
+        # Seed 0 and not the run's: runs with different seeds are compared on the same
+        # images.
         train, validation = split_by_seed(self.train, 0, count / len(self.train))
         note = f"{self.note}; {len(validation):,} training images kept aside for validation"
         return replace(self, train=train, validation=validation, note=note)
@@ -139,7 +161,8 @@ def content_checksum(splits: Mapping[str, Split]) -> str:
     for name in sorted(splits):
         split = splits[name]
         unit = "float" if split.images.is_floating_point() else split.maximum
-        # Shapes and units are part of it: the same bytes as 28 × 28 or 784, or out of 16 or 255, are other data.
+        # Shapes and units are part of it: the same bytes as 28 × 28 or 784, or out of
+        # 16 or 255, are other data.
         digest.update(f"{name} {tuple(split.images.shape)} {unit}\n".encode())
         digest.update(split.images.contiguous().numpy().data)
         # Little-endian on every machine.
@@ -147,14 +170,22 @@ def content_checksum(splits: Mapping[str, Split]) -> str:
     return digest.hexdigest()
 
 
-def split_from_arrays(images: NDArray[np.uint8], labels: NDArray[np.integer], maximum: int = 255) -> Split:
+def split_from_arrays(
+    images: NDArray[np.uint8], labels: NDArray[np.integer], maximum: int = 255
+) -> Split:
     """A split from arrays of numpy, (N, C, H, W) and (N,)."""
     # torch warns about arrays that cannot be written to, as those of np.frombuffer.
     contiguous = np.require(images, requirements=["C", "W"])
-    return Split(torch.from_numpy(contiguous), torch.from_numpy(np.array(labels, np.int64)), maximum)
+    return Split(
+        torch.from_numpy(contiguous),
+        torch.from_numpy(np.array(labels, np.int64)),
+        maximum,
+    )
 
 
-def split_by_seed(split: Split, seed: int, test_fraction: float = TEST_FRACTION) -> tuple[Split, Split]:
+def split_by_seed(
+    split: Split, seed: int, test_fraction: float = TEST_FRACTION
+) -> tuple[Split, Split]:
     """(train, test): of every class, the same fraction goes to the test split, and at least one image to each."""
     if seed < 0:
         raise OptionError(f"seed is {seed}, expected 0 or more")
@@ -164,7 +195,9 @@ def split_by_seed(split: Split, seed: int, test_fraction: float = TEST_FRACTION)
     for label in np.unique(labels):
         members = generator.permutation(np.flatnonzero(labels == label))
         if len(members) < 2:
-            raise DataError(f"class {label} has a single image; a split into train and test needs two or more")
+            raise DataError(
+                f"class {label} has a single image; a split into train and test needs two or more"
+            )
         # Of 2 members one, of 10 two, of 1000 two hundred.
         count = min(max(round(test_fraction * len(members)), 1), len(members) - 1)
         for_testing[members[:count]] = True

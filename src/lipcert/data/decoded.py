@@ -39,10 +39,16 @@ def cache_dir() -> Path:
 def cached(source: Path, label: str, decode: Callable[[], Decoded]) -> Decoded:
     """What `decode` returns, from the cache if the source has not changed since it was put there.
 
-    A damaged cache file is replaced. A cache that cannot be written is no failure, only slow the next time.
+    A damaged cache file is replaced. A cache that cannot be written is no failure, only
+    slow the next time.
     """
-    # The digest of the source is in the name: a changed source has another file, and a stale one is never read.
-    path = cache_dir() / "decoded" / f"{label}-{source_digest(source)[:32]}-{_VERSION}.safetensors"
+    # The digest of the source is in the name: a changed source has another file, and a
+    # stale one is never read.
+    path = (
+        cache_dir()
+        / "decoded"
+        / f"{label}-{source_digest(source)[:32]}-{_VERSION}.safetensors"
+    )
     decoded = _read(path)
     if decoded is not None:
         return decoded
@@ -77,11 +83,25 @@ def _read(path: Path) -> Decoded | None:
             metadata = file.metadata()
             splits = {}
             for name in json.loads(metadata["splits"]):
-                splits[name] = Split(file.get_tensor(f"{name}.images"), file.get_tensor(f"{name}.labels"))
-        # Pixels that were damaged on the disk would otherwise be trained on, and certified.
+                splits[name] = Split(
+                    file.get_tensor(f"{name}.images"), file.get_tensor(f"{name}.labels")
+                )
+        # Pixels that were damaged on the disk would otherwise be trained on, and
+        # certified.
         if content_checksum(splits) == metadata["checksum"]:
-            return Decoded(splits, tuple(json.loads(metadata["class_names"])), tuple(json.loads(metadata["formats"])))
-    except (OSError, SafetensorError, DataError, KeyError, ValueError, TypeError) as error:
+            return Decoded(
+                splits,
+                tuple(json.loads(metadata["class_names"])),
+                tuple(json.loads(metadata["formats"])),
+            )
+    except (
+        OSError,
+        SafetensorError,
+        DataError,
+        KeyError,
+        ValueError,
+        TypeError,
+    ) as error:
         _LOG.debug("%s: %s", path, error)
     _LOG.warning("%s is damaged and will be replaced", path)
     return None

@@ -47,11 +47,16 @@ def _fetch_from(url: str, remote: Remote, target: Path) -> Path:
     _LOG.info("downloading %s", url)
     digest = hashlib.sha256()
     with replace_file(target) as temporary:
-        with urllib.request.urlopen(url, timeout=_TIMEOUT) as response, temporary.open("wb") as file:
+        with (
+            urllib.request.urlopen(url, timeout=_TIMEOUT) as response,
+            temporary.open("wb") as file,
+        ):
             while chunk := response.read(_CHUNK):
                 digest.update(chunk)
                 file.write(chunk)
         # Still within `replace_file`: an error here removes what was downloaded.
         if digest.hexdigest() != remote.sha256:
-            raise DataError(f"its SHA-256 is {digest.hexdigest()}, expected {remote.sha256}")
+            raise DataError(
+                f"its SHA-256 is {digest.hexdigest()}, expected {remote.sha256}"
+            )
     return target

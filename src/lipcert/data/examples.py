@@ -37,10 +37,17 @@ def read_examples(given: object, forms: str) -> Examples:
     if isinstance(given, tuple | list) and len(given) == 2 and is_array(given[0]):
         return Examples(given[0], given[1], None)
     if isinstance(given, DataLoader):
-        raise DataError("data are a DataLoader; pass the data set that it draws from, its .dataset")
-    if is_array(given) or not hasattr(given, "__getitem__") or not hasattr(given, "__len__"):
+        raise DataError(
+            "data are a DataLoader; pass the data set that it draws from, its .dataset"
+        )
+    if (
+        is_array(given)
+        or not hasattr(given, "__getitem__")
+        or not hasattr(given, "__len__")
+    ):
         raise DataError(f"data are {type(given).__name__}, expected {forms}")
-    # From here on one example at a time, by index: data sets of torch need not be iterable.
+    # From here on one example at a time, by index: data sets of torch need not be
+    # iterable.
     data: Any = given
     inputs, labels = [], []
     for k in range(len(data)):
@@ -52,7 +59,9 @@ def read_examples(given: object, forms: str) -> Examples:
     # Before torch.stack, whose message names neither.
     kinds = list(dict.fromkeys(f"{x.dtype} {tuple(x.shape)}" for x in inputs))
     if len(kinds) > 1:
-        raise DataError(f"the inputs of {type(given).__name__} differ: {kinds[0]} and {kinds[1]}; resize them")
+        raise DataError(
+            f"the inputs of {type(given).__name__} differ: {kinds[0]} and {kinds[1]}; resize them"
+        )
     return Examples(torch.stack(inputs), torch.tensor(labels), _class_names(data))
 
 
@@ -75,7 +84,9 @@ def _example(item: Any, k: int) -> tuple[Any, Any]:
         found_labels = [key for key in _LABEL_KEYS if key in item]
         if found_inputs and found_labels:
             return item[found_inputs[0]], item[found_labels[0]]
-        raise DataError(f"example {k} has the keys {', '.join(map(str, item))}; expected image and label among them")
+        raise DataError(
+            f"example {k} has the keys {', '.join(map(str, item))}; expected image and label among them"
+        )
     if isinstance(item, tuple | list) and len(item) == 2:
         return item[0], item[1]
     raise DataError(
@@ -91,8 +102,11 @@ def _tensor(x: Any, k: int) -> Tensor:
         array = np.asarray(x)
         tensor = torch.from_numpy(array.copy())
     except (TypeError, ValueError) as error:
-        raise DataError(f"the input of example {k} is {type(x).__name__}, expected an image or numbers") from error
-    # Arrays are taken as they are; only an image of PIL is known to be (H, W) or (H, W, C).
+        raise DataError(
+            f"the input of example {k} is {type(x).__name__}, expected an image or numbers"
+        ) from error
+    # Arrays are taken as they are; only an image of PIL is known to be (H, W) or (H, W,
+    # C).
     if isinstance(x, np.ndarray | list | tuple):
         return tensor
     return tensor[None] if tensor.ndim == 2 else tensor.movedim(-1, 0)
@@ -106,4 +120,6 @@ def _label(label: Any, k: int) -> int:
             return number
     except (TypeError, ValueError, RuntimeError):  # several numbers, or none
         pass
-    raise DataError(f"the label of example {k} is {label!r}, expected the number of a class, from 0")
+    raise DataError(
+        f"the label of example {k} is {label!r}, expected the number of a class, from 0"
+    )

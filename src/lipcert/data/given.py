@@ -37,7 +37,8 @@ class _Part:
 def read_given(given: object, *, name: str = "", seed: int = 0) -> Dataset:
     """The data set that an object holds; without a test split, one is cut off by the seed.
 
-    Inputs are bytes, or numbers in [0, 1]; labels count from 0. With train and val only, val is the test split.
+    Inputs are bytes, or numbers in [0, 1]; labels count from 0. With train and val
+    only, val is the test split.
     """
     if isinstance(given, Dataset):
         return given
@@ -48,18 +49,32 @@ def read_given(given: object, *, name: str = "", seed: int = 0) -> Dataset:
         parts[split] = _part(examples, what)
     splits = {split: part.split for split, part in parts.items()}
     # What was done to several splits alike is said once.
-    note = "; ".join(dict.fromkeys(part.remark for part in parts.values() if part.remark))
+    note = "; ".join(
+        dict.fromkeys(part.remark for part in parts.values() if part.remark)
+    )
     if len(splits) == 1:
         (only,) = splits.values()
         splits["train"], splits["test"] = split_by_seed(only, seed)
-        note = "; ".join([note, split_note(seed, splits["train"], splits["test"])]).removeprefix("; ")
+        note = "; ".join(
+            [note, split_note(seed, splits["train"], splits["test"])]
+        ).removeprefix("; ")
     # Something has to be tested on. Beside a test split, validation stays what it is.
     elif "test" not in splits and "validation" in splits:
         splits["test"] = splits.pop("validation")
     if "train" not in splits or "test" not in splits:
-        raise DataError(f"{name} has the splits {', '.join(splits)}; expected train and test")
+        raise DataError(
+            f"{name} has the splits {', '.join(splits)}; expected train and test"
+        )
     title = Path(name).name
-    return Dataset(name, title, splits["train"], splits["test"], _class_names(parts), note, splits.get("validation"))
+    return Dataset(
+        name,
+        title,
+        splits["train"],
+        splits["test"],
+        _class_names(parts),
+        note,
+        splits.get("validation"),
+    )
 
 
 def read_npz(path: Path, seed: int = 0) -> Dataset:
@@ -69,7 +84,9 @@ def read_npz(path: Path, seed: int = 0) -> Dataset:
         with np.load(path, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
-        raise DataError(f"{path} is not an .npz file of plain arrays, or is damaged ({error})") from None
+        raise DataError(
+            f"{path} is not an .npz file of plain arrays, or is damaged ({error})"
+        ) from None
     return read_given(arrays, name=str(path), seed=seed)
 
 
@@ -81,10 +98,18 @@ def _examples_by_split(given: object) -> dict[str, Examples]:
             return _named_arrays(given)
         unknown = [str(key) for key in given if str(key).lower() not in SPLITS]
         if unknown or not given:
-            raise DataError(f"the data have the split {(unknown or ['(none)'])[0]!r}, expected {', '.join(SPLITS)}")
-        return {SPLITS[str(key).lower()]: read_examples(value, _FORMS) for key, value in given.items()}
+            raise DataError(
+                f"the data have the split {(unknown or ['(none)'])[0]!r}, expected {', '.join(SPLITS)}"
+            )
+        return {
+            SPLITS[str(key).lower()]: read_examples(value, _FORMS)
+            for key, value in given.items()
+        }
     if isinstance(given, tuple | list) and len(given) == 2 and not is_array(given[0]):
-        return {"train": read_examples(given[0], _FORMS), "test": read_examples(given[1], _FORMS)}
+        return {
+            "train": read_examples(given[0], _FORMS),
+            "test": read_examples(given[1], _FORMS),
+        }
     return {_WHOLE: read_examples(given, _FORMS)}
 
 
@@ -108,8 +133,13 @@ def _named_arrays(arrays: Mapping[str, Any]) -> dict[str, Examples]:
     # Inputs without labels are a mistake in a name, not a split to be left out.
     if not complete or len(complete) < len(found):
         listed = ", ".join(map(str, arrays)) or "none"
-        raise DataError(f"the arrays are {listed}; expected x and y, or x_train, y_train, x_test and y_test")
-    return {split: Examples(pair["inputs"], pair["labels"], None) for split, pair in complete.items()}
+        raise DataError(
+            f"the arrays are {listed}; expected x and y, or x_train, y_train, x_test and y_test"
+        )
+    return {
+        split: Examples(pair["inputs"], pair["labels"], None)
+        for split, pair in complete.items()
+    }
 
 
 def _part(examples: Examples, what: str) -> _Part:

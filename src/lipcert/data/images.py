@@ -15,7 +15,18 @@ from lipcert.data.archives import read_files
 from lipcert.data.dataset import Split, split_from_arrays
 from lipcert.errors import DataError
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
+SUFFIXES = (
+    ".jpg",
+    ".jpeg",
+    ".png",
+    ".bmp",
+    ".gif",
+    ".webp",
+    ".ppm",
+    ".pgm",
+    ".tif",
+    ".tiff",
+)
 
 
 @dataclass(frozen=True)
@@ -36,24 +47,30 @@ def is_image_name(path: str) -> bool:
     return path.lower().endswith(SUFFIXES)
 
 
-def decode_image(source: Path, path: str, content: bytes, *, colour: bool = False) -> DecodedImage:
+def decode_image(
+    source: Path, path: str, content: bytes, *, colour: bool = False
+) -> DecodedImage:
     """The pixels of an image file as it is, or in colour; a DataError naming it if it is no image.
 
-    `source` is the folder or archive it was read from. Transparency is dropped. More than 8 bits per channel would
-    be cut off: refused.
+    `source` is the folder or archive it was read from. Transparency is dropped. More
+    than 8 bits per channel would be cut off: refused.
     """
     try:
         with Image.open(io.BytesIO(content)) as image:
             # 16 bits and floats: convert() would clip them to 255 without a word.
             if image.mode.startswith(("I", "F")):
-                raise DataError(f"{source}: {path} has pixels of mode {image.mode}, expected 8 bits; convert it")
+                raise DataError(
+                    f"{source}: {path} has pixels of mode {image.mode}, expected 8 bits; convert it"
+                )
             format_name = image.format or "unknown"
             if image.mode in ("1", "L", "LA") and not colour:
                 pixels = np.asarray(image.convert("L"))[None]
             else:
                 pixels = np.moveaxis(np.asarray(image.convert("RGB")), 2, 0)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(f"{source}: {path} is truncated or not an image; replace or remove it") from error
+        raise DataError(
+            f"{source}: {path} is truncated or not an image; replace or remove it"
+        ) from error
     return DecodedImage(path, pixels, format_name)
 
 
@@ -63,7 +80,9 @@ def decode_images(
     """All images of a folder or archive, sorted by path, and its text files; `under` restricts both by their start."""
 
     def wanted(path: str) -> bool:
-        return path.startswith(tuple(under)) and (is_image_name(path) or path.endswith(".txt"))
+        return path.startswith(tuple(under)) and (
+            is_image_name(path) or path.endswith(".txt")
+        )
 
     images: list[DecodedImage] = []
     texts: dict[str, bytes] = {}
@@ -77,7 +96,9 @@ def decode_images(
     return images, texts
 
 
-def stack_splits(source: Path, splits: Mapping[str, Sequence[Labelled]]) -> dict[str, Split]:
+def stack_splits(
+    source: Path, splits: Mapping[str, Sequence[Labelled]]
+) -> dict[str, Split]:
     """The images of every split as one tensor; all must have one size.
 
     Grey images become colour ones where any is in colour, in whatever split.
@@ -94,7 +115,9 @@ def stack_splits(source: Path, splits: Mapping[str, Sequence[Labelled]]) -> dict
         if image.pixels.shape[1:] != (height, width):
             size = f"{image.pixels.shape[2]}×{image.pixels.shape[1]}"
             expected = f"{width}×{height} as {first.path}"
-            raise DataError(f"{source}: {image.path} has {size} pixels, expected {expected}; resize all to one size")
+            raise DataError(
+                f"{source}: {image.path} has {size} pixels, expected {expected}; resize all to one size"
+            )
         # (1, H, W) is broadcast to three channels.
         stacked[row], labels[row] = image.pixels, label
     # Splits lie behind each other in `stacked`, in the order of `splits`.

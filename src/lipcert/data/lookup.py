@@ -19,11 +19,18 @@ NAMES = tuple(SOURCES)
 """The data sets that have a name."""
 
 
-def load(name: Any, data_dir: str | Path | None = None, *, seed: int = 0, download: bool = True) -> Dataset:
+def load(
+    name: Any,
+    data_dir: str | Path | None = None,
+    *,
+    seed: int = 0,
+    download: bool = True,
+) -> Dataset:
     """A data set by its name; images in a folder or archive and arrays in an .npz file by the path; or an object.
 
-    A named one is looked for in `data_dir`, in the folder LIPCERT_DATA_DIR, and in the cache (LIPCERT_CACHE or
-    ~/.cache/lipcert), each time also in subfolders with its name; then it is downloaded into the cache.
+    A named one is looked for in `data_dir`, in the folder LIPCERT_DATA_DIR, and in the
+    cache (LIPCERT_CACHE or ~/.cache/lipcert), each time also in subfolders with its
+    name; then it is downloaded into the cache.
 
     Args:
         name: "digits" (embedded in scikit-learn), "mnist", "cifar10", "tiny-imagenet", or the path of an image folder
@@ -47,17 +54,26 @@ def load(name: Any, data_dir: str | Path | None = None, *, seed: int = 0, downlo
         if path.suffix == ".npz" and path.is_file():
             return read_npz(path, seed)
     if Path(name).exists():
-        raise DataError(f"{name} is no folder of images, no archive (.tar, .tar.gz, .tar.xz, .zip), no .npz file")
+        raise DataError(
+            f"{name} is no folder of images, no archive (.tar, .tar.gz, .tar.xz, .zip), no .npz file"
+        )
     if len(Path(name).parts) > 1:
-        raise DataError(f"{name} does not exist; expected a folder or archive of images, or an .npz file")
+        raise DataError(
+            f"{name} does not exist; expected a folder or archive of images, or an .npz file"
+        )
     expected = f"{', '.join(SOURCES)} or the path of images"
-    raise OptionError(f"there is no data set {str(name)!r}, expected {expected}{nearest(name, SOURCES)}")
+    raise OptionError(
+        f"there is no data set {str(name)!r}, expected {expected}{nearest(name, SOURCES)}"
+    )
 
 
 def _folders(data_dir: str | Path | None) -> list[Path]:
     """The folders to look in; the ones that a user has named have to exist."""
     folders = []
-    for origin, folder in (("data_dir", data_dir), (VARIABLE, os.environ.get(VARIABLE))):
+    for origin, folder in (
+        ("data_dir", data_dir),
+        (VARIABLE, os.environ.get(VARIABLE)),
+    ):
         if folder:
             path = Path(folder).expanduser()
             if not path.is_dir():

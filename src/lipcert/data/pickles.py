@@ -14,7 +14,8 @@ from lipcert.errors import DataError
 def read_pickle(content: bytes, path: str) -> dict[Any, Any]:
     """The dictionary of a pickle that holds only arrays, numbers, strings, lists and dictionaries.
 
-    Names are refused unless they rebuild an array. Strings of Python 2 come as bytes. `path` is for messages.
+    Names are refused unless they rebuild an array. Strings of Python 2 come as bytes.
+    `path` is for messages.
     """
     try:
         value = _ArrayUnpickler(io.BytesIO(content), path).load()
@@ -22,7 +23,9 @@ def read_pickle(content: bytes, path: str) -> dict[Any, Any]:
     except DataError:
         raise
     except Exception as error:  # a damaged pickle can fail anywhere in numpy or pickle
-        raise DataError(f"{path} is truncated or not a pickle ({type(error).__name__}); fetch it again") from error
+        raise DataError(
+            f"{path} is truncated or not a pickle ({type(error).__name__}); fetch it again"
+        ) from error
     if not isinstance(value, dict):
         raise DataError(f"{path} holds a {type(value).__name__}, expected a dictionary")
     return value
@@ -42,7 +45,8 @@ def _latin1(text: Any, encoding: Any = "latin1") -> Any:
     return text.encode("latin1")
 
 
-# Both paths of _reconstruct: numpy 2 has renamed the module, old files name the old one.
+# Both paths of _reconstruct: numpy 2 has renamed the module, old files name the old
+# one.
 _ALLOWED = {
     ("numpy.core.multiarray", "_reconstruct"): _empty_array,
     ("numpy._core.multiarray", "_reconstruct"): _empty_array,
@@ -59,8 +63,12 @@ class _ArrayUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ALLOWED:
-            raise DataError(f"{self._path} names {module}.{name}, which no data file needs; it was not opened further")
+            raise DataError(
+                f"{self._path} names {module}.{name}, which no data file needs; it was not opened further"
+            )
         return _ALLOWED[module, name]
 
     def persistent_load(self, pid: Any) -> Any:
-        raise DataError(f"{self._path} refers to an object outside of the file; it was not opened further")
+        raise DataError(
+            f"{self._path} refers to an object outside of the file; it was not opened further"
+        )

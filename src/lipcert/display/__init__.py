@@ -2,7 +2,14 @@
 
 from lipcert.display import bound_view, certificates_view, run_view
 from lipcert.display.frames import data_frame
-from lipcert.display.plots import accuracy_curve, contributions, draw_lines, heat_map, lines, radius_histogram
+from lipcert.display.plots import (
+    accuracy_curve,
+    contributions,
+    draw_lines,
+    heat_map,
+    lines,
+    radius_histogram,
+)
 from lipcert.display.style import inline_svg, new_figure, save_figure
 from lipcert.display.text_table import NOTHING, TextTable
 from lipcert.display.views import frame, plot, table

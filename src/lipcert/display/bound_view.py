@@ -27,10 +27,14 @@ def bound_table(bound: Bound) -> TextTable:
     # A constant network has the bound 0 and no shares.
     whole = bound.mean or 1.0
     rows = []
-    for site, reached, share in zip(bound.facts.sites, _from_input(bound), bound.shares.tolist(), strict=True):
+    for site, reached, share in zip(
+        bound.facts.sites, _from_input(bound), bound.shares.tolist(), strict=True
+    ):
         rows.append((site, f"{reached:.6g}", f"{share:.6g}", f"{share / whole:.1%}"))
     caption = f"{bound.method}, l2, {bound.guarantee}, {bound.seconds:.1f} s"
-    return TextTable(title, ("site", "from the input", "contribution", "share"), rows, caption)
+    return TextTable(
+        title, ("site", "from the input", "contribution", "share"), rows, caption
+    )
 
 
 @plot.register(Bound)
@@ -41,8 +45,14 @@ def bound_figure(bound: Bound, classes: Sequence[str] | None = None) -> Figure:
     count = len(bound.value)
     names = list(map(str, range(count))) if classes is None else list(classes)
     if len(names) != count:
-        raise OptionError(f"classes has {len(names)} names, the bound is for {count} classes")
-    return heat_map(bound.value.numpy(), names, f"{bound.method}, {bound.target}: mean {bound.mean:.4g}")
+        raise OptionError(
+            f"classes has {len(names)} names, the bound is for {count} classes"
+        )
+    return heat_map(
+        bound.value.numpy(),
+        names,
+        f"{bound.method}, {bound.target}: mean {bound.mean:.4g}",
+    )
 
 
 @frame.register(Bound)

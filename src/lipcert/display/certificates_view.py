@@ -16,7 +16,13 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
-_QUANTILES = {"smallest": 0.0, "25 %": 0.25, "median": 0.5, "75 %": 0.75, "largest": 1.0}
+_QUANTILES = {
+    "smallest": 0.0,
+    "25 %": 0.25,
+    "median": 0.5,
+    "75 %": 0.75,
+    "largest": 1.0,
+}
 
 
 @table.register(Certificates)
@@ -24,7 +30,9 @@ def certificates_table(certificates: Certificates) -> TextTable:
     """How large radii are: of all inputs and, with labels, of correct and wrong predictions."""
     radius = certificates.radius
     groups = {"all": radius}
-    caption = f"l2 in the units of the input, {certificates.guarantee}, rounding included"
+    caption = (
+        f"l2 in the units of the input, {certificates.guarantee}, rounding included"
+    )
     if certificates.label is not None:
         correct = certificates.correct
         groups |= {"correct": radius[correct], "wrong": radius[~correct]}

@@ -11,13 +11,17 @@ if TYPE_CHECKING:
     import pandas
 
 
-def data_frame(columns: Mapping[str, Any], index: str | None = None) -> pandas.DataFrame:
+def data_frame(
+    columns: Mapping[str, Any], index: str | None = None
+) -> pandas.DataFrame:
     """A pandas DataFrame of the columns, one of which may be its index."""
     try:
         # lipcert does not depend on it: tables and figures do without.
         import pandas
     except ImportError:
-        raise OptionError("to_pandas needs pandas, which is not installed: pip install pandas") from None
+        raise OptionError(
+            "to_pandas needs pandas, which is not installed: pip install pandas"
+        ) from None
     frame = pandas.DataFrame(dict(columns))
     if index is None:
         return frame

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     Numbers = Sequence[float] | NDArray[np.float64]
 
 _BINS = 40
-_NAMED_CELLS = 15  # more classes than that and numbers in the cells of a heat map are unreadable
+_NAMED_CELLS = (
+    15  # more classes than that and numbers in the cells of a heat map are unreadable
+)
 
 
 @styled
@@ -28,8 +30,9 @@ def accuracy_curve(
 ) -> Figure:
     """Certified accuracy over ε.
 
-    curves: for each name the certified radii of the correctly classified inputs, and the number of all inputs.
-    points: for each name some (ε, accuracy, meaning), with a meaning such as "attacked" or "clean".
+    curves: for each name the certified radii of the correctly classified inputs, and
+    the number of all inputs. points: for each name some (ε, accuracy, meaning), with a
+    meaning such as "attacked" or "clean".
     """
     figure, (axes,) = new_figure()
     shades = colours(list(curves))
@@ -47,7 +50,16 @@ def accuracy_curve(
             marker = "D" if meaning == "clean" else "o"
             # One entry of the legend for all points of a kind.
             shown = "" if label in labelled else label
-            axes.plot(epsilon, accuracy * 100, marker, color=filled, ms=6, ls="", clip_on=False, label=shown)
+            axes.plot(
+                epsilon,
+                accuracy * 100,
+                marker,
+                color=filled,
+                ms=6,
+                ls="",
+                clip_on=False,
+                label=shown,
+            )
             labelled.add(label)
     _percent(axes, "accuracy")
     axes.set_xlabel(f"ε ({unit})")
@@ -65,7 +77,8 @@ def radius_histogram(
 ) -> Figure:
     """How certified radii are distributed, with the share that reaches each radius.
 
-    correct: which predictions are right, to show them apart from the wrong ones; None if that is not known.
+    correct: which predictions are right, to show them apart from the wrong ones; None
+    if that is not known.
     """
     figure, (axes,) = new_figure()
     values = np.asarray(radii, dtype=float)
@@ -95,17 +108,30 @@ def radius_histogram(
     survival = _draw_survival(axes, values[right & finite], percent, reaching)
     handles, labels = axes.get_legend_handles_labels()
     more_handles, more_labels = survival.get_legend_handles_labels()
-    figure.legend(handles + more_handles, labels + more_labels, loc="outside upper center", ncols=3)
+    figure.legend(
+        handles + more_handles,
+        labels + more_labels,
+        loc="outside upper center",
+        ncols=3,
+    )
     return figure
 
 
 def _draw_survival(axes: Axes, radii: Numbers, percent: float, label: str) -> Axes:
     """The share of inputs that reaches a radius, on an axis of its own; one input is that many percent."""
     ordered = np.sort(radii)
-    # A bin holds a few percent, the line begins near 100: on one axis the bars would vanish.
+    # A bin holds a few percent, the line begins near 100: on one axis the bars would
+    # vanish.
     survival = axes.twinx()
     shares = percent * np.arange(len(ordered), -1, -1)
-    survival.step(np.concatenate([[0], ordered]), shares, color=INK, lw=1.4, where="post", label=label)
+    survival.step(
+        np.concatenate([[0], ordered]),
+        shares,
+        color=INK,
+        lw=1.4,
+        where="post",
+        label=label,
+    )
     survival.set_ylim(0, 100)
     survival.set_ylabel("reaches that radius (%)")
     survival.spines["right"].set_visible(True)
@@ -117,9 +143,13 @@ def _draw_survival(axes: Axes, radii: Numbers, percent: float, label: str) -> Ax
 def contributions(shares: Mapping[str, Mapping[str, float]]) -> Figure:
     """Which site costs how much: for each method, the share of every site in the constant."""
     sites = list(dict.fromkeys(site for parts in shares.values() for site in parts))
-    figure, (axes,) = new_figure(size=(6.0, max(2.4, 0.34 * len(sites) * max(1, 0.6 * len(shares)) + 1.2)))
+    figure, (axes,) = new_figure(
+        size=(6.0, max(2.4, 0.34 * len(sites) * max(1, 0.6 * len(shares)) + 1.2))
+    )
     height = 0.8 / len(shares)
-    for k, ((method, parts), shade) in enumerate(zip(shares.items(), colours(list(shares)), strict=True)):
+    for k, ((method, parts), shade) in enumerate(
+        zip(shares.items(), colours(list(shares)), strict=True)
+    ):
         # Two methods: bars at −0.2 and 0.2 around the name of the site.
         places = np.arange(len(sites)) + (k - (len(shares) - 1) / 2) * height
         total = sum(parts.values())
@@ -135,7 +165,9 @@ def contributions(shares: Mapping[str, Mapping[str, float]]) -> Figure:
 
 
 @styled
-def heat_map(values: NDArray[np.float64], names: Sequence[str], title: str = "") -> Figure:
+def heat_map(
+    values: NDArray[np.float64], names: Sequence[str], title: str = ""
+) -> Figure:
     """Constants of the differences between any two classes."""
     count = len(names)
     side = min(7.0, max(4.2, 0.46 * count + 1.4))
@@ -146,16 +178,30 @@ def heat_map(values: NDArray[np.float64], names: Sequence[str], title: str = "")
     image = axes.imshow(shown, cmap=MAP)
     axes.grid(visible=False)
     if count <= _NAMED_CELLS:
-        middle = np.nanmin(shown) + 0.6 * (np.nanmax(shown) - np.nanmin(shown)) if count > 1 else 0.0
+        middle = (
+            np.nanmin(shown) + 0.6 * (np.nanmax(shown) - np.nanmin(shown))
+            if count > 1
+            else 0.0
+        )
         for a in range(count):
             for b in range(count):
                 if a != b:
                     # viridis is light at its upper end.
                     tone = "black" if shown[a, b] > middle else "white"
-                    axes.text(b, a, f"{shown[a, b]:.3g}", ha="center", va="center", fontsize=7, color=tone)
+                    axes.text(
+                        b,
+                        a,
+                        f"{shown[a, b]:.3g}",
+                        ha="center",
+                        va="center",
+                        fontsize=7,
+                        color=tone,
+                    )
     # More names than that overlap.
     if count <= 40:
-        axes.set_xticks(range(count), names, rotation=90 if max(map(len, names)) > 2 else 0)
+        axes.set_xticks(
+            range(count), names, rotation=90 if max(map(len, names)) > 2 else 0
+        )
         axes.set_yticks(range(count), names)
     axes.set_title(title)
     bar = figure.colorbar(image, ax=axes, shrink=0.8)
@@ -176,7 +222,9 @@ def lines(
 ) -> Figure:
     """Some quantities over one, such as constants over epochs or seconds over depth."""
     figure, (axes,) = new_figure()
-    draw_lines(axes, series, x, y, logarithmic=logarithmic, percent=percent, marked=marked)
+    draw_lines(
+        axes, series, x, y, logarithmic=logarithmic, percent=percent, marked=marked
+    )
     axes.set_title(title)
     return figure
 
@@ -194,10 +242,18 @@ def draw_lines(
 ) -> None:
     """The same, on given axes. Percent: the values are shares."""
     factor = 100 if percent else 1
-    for (name, (at, values)), shade, marker in zip(series.items(), colours(list(series)), "osD^vP*X" * 4, strict=False):
+    for (name, (at, values)), shade, marker in zip(
+        series.items(), colours(list(series)), "osD^vP*X" * 4, strict=False
+    ):
         # A line through a single point is invisible.
         style = {"marker": marker, "ms": 5} if marked or len(at) == 1 else {}
-        axes.plot(np.asarray(at), np.asarray(values, dtype=float) * factor, color=shade, label=name, **style)  # type: ignore[arg-type]
+        axes.plot(
+            np.asarray(at),
+            np.asarray(values, dtype=float) * factor,
+            color=shade,
+            label=name,
+            **style,
+        )  # type: ignore[arg-type]
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     if percent:
@@ -215,7 +271,9 @@ def _logarithmic(axes: Axes) -> None:
     axes.set_yscale("log")
     low, high = axes.get_ylim()
     # Between 2 and 9 there is no power of ten, and an axis without labels says nothing.
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1e3 * low else (1,)))
+    axes.yaxis.set_major_locator(
+        LogLocator(subs=(1, 2, 5) if high < 1e3 * low else (1,))
+    )
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_locator(NullLocator())
 

@@ -22,7 +22,11 @@ if TYPE_CHECKING:
 def run_table(run: Run) -> TextTable:
     """Accuracies of the run and of its twin; certified by guaranteed bounds only."""
     summary = run.summary
-    some = f" ({summary.attacked_inputs:,} inputs)" if summary.attacked_inputs < summary.inputs else ""
+    some = (
+        f" ({summary.attacked_inputs:,} inputs)"
+        if summary.attacked_inputs < summary.inputs
+        else ""
+    )
     columns = ["loss", "clean"]
     for entry in summary.at:
         if entry.attacked is not None:
@@ -58,7 +62,14 @@ def run_figure(run: Run) -> Figure:
     panels = training_curves(run.metrics)
     figure, axes = new_figure(columns=len(panels), size=(4.4, 3.4))
     for place, panel in zip(axes, panels, strict=True):
-        draw_lines(place, panel.curves, "epoch", panel.quantity, percent=panel.percent, logarithmic=panel.logarithmic)
+        draw_lines(
+            place,
+            panel.curves,
+            "epoch",
+            panel.quantity,
+            percent=panel.percent,
+            logarithmic=panel.logarithmic,
+        )
     return figure
 
 

@@ -1,6 +1,7 @@
 """One look for every picture: fonts, colours that colour-blind people can tell apart, files in PNG and SVG.
 
-Figures are made without pyplot, so that drawing changes nothing in the caller's session.
+Figures are made without pyplot, so that drawing changes nothing in the caller's
+session.
 """
 
 from __future__ import annotations
@@ -23,7 +24,16 @@ R = TypeVar("R")
 
 INK = "#30343f"
 """Text and axes; in inline SVG it becomes the colour of the surrounding text."""
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a5195", "#8c6d31")
+COLOURS = (
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#cc79a7",
+    "#e69f00",
+    "#56b4e9",
+    "#7a5195",
+    "#8c6d31",
+)
 """Okabe and Ito's, for any series in this order."""
 MEANING = {
     "certified": COLOURS[0], "attacked": COLOURS[1], "clean": "#6b7280", "wrong": COLOURS[1], "correct": COLOURS[0],
@@ -49,7 +59,8 @@ def styled(draw: Callable[P, R]) -> Callable[P, R]:
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         import matplotlib
 
-        # Some settings are read when a figure is made, others when it is saved: both functions are styled.
+        # Some settings are read when a figure is made, others when it is saved: both
+        # functions are styled.
         with matplotlib.rc_context(_SETTINGS):
             return draw(*args, **kwargs)
 
@@ -57,12 +68,16 @@ def styled(draw: Callable[P, R]) -> Callable[P, R]:
 
 
 @styled
-def new_figure(columns: int = 1, rows: int = 1, size: tuple[float, float] = (6.0, 3.6)) -> tuple[Figure, list[Axes]]:
+def new_figure(
+    columns: int = 1, rows: int = 1, size: tuple[float, float] = (6.0, 3.6)
+) -> tuple[Figure, list[Axes]]:
     """A figure in the common style with `rows` × `columns` axes, each of `size` inches."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
-    return figure, [figure.add_subplot(rows, columns, k + 1) for k in range(rows * columns)]
+    return figure, [
+        figure.add_subplot(rows, columns, k + 1) for k in range(rows * columns)
+    ]
 
 
 def colour(name: str, position: int = 0) -> str:
@@ -87,8 +102,14 @@ def save_figure(figure: Figure, path: str | Path) -> list[Path]:
     for kind in ("png", "svg"):
         target = base.with_name(f"{base.name}.{kind}")
         with replace_file(target) as temporary:
-            # Without a date, and with a fixed hashsalt: the same figures are the same files.
-            figure.savefig(temporary, format=kind, dpi=160, metadata={"Date": None} if kind == "svg" else None)
+            # Without a date, and with a fixed hashsalt: the same figures are the same
+            # files.
+            figure.savefig(
+                temporary,
+                format=kind,
+                dpi=160,
+                metadata={"Date": None} if kind == "svg" else None,
+            )
         written.append(target)
     return written
 

@@ -40,7 +40,8 @@ _LATEX = {
 class TextTable:
     """Cells of text under a title; the first `words` columns are words, all others are numbers.
 
-    remark: whether the last column has words too. lines: the numbers of the rows above which a line is drawn.
+    remark: whether the last column has words too. lines: the numbers of the rows above
+    which a line is drawn.
     """
 
     title: str
@@ -70,7 +71,12 @@ class TextTable:
         table = Table(title=plain(self.title), caption=plain(self.caption))
         for k, column in enumerate(self.columns):
             number = self.is_number(k)
-            table.add_column(plain(column), justify="right" if number else "left", overflow="fold", no_wrap=number)
+            table.add_column(
+                plain(column),
+                justify="right" if number else "left",
+                overflow="fold",
+                no_wrap=number,
+            )
         for k, row in enumerate(self.rows):
             if k in self.lines:
                 table.add_section()
@@ -96,15 +102,24 @@ class TextTable:
     def markdown(self) -> str:
         """The cells alone, without title and caption."""
         # Colons say on which side of a column its cells stand.
-        sides = ["---:" if self.is_number(k) else ":---" for k in range(len(self.columns))]
+        sides = [
+            "---:" if self.is_number(k) else ":---" for k in range(len(self.columns))
+        ]
         lines = [_markdown_row(self.columns), f"| {' | '.join(sides)} |\n"]
         lines.extend(map(_markdown_row, self.rows))
         return "".join(lines)
 
     def latex(self) -> str:
         """The cells alone, as a tabular; it needs the package booktabs."""
-        sides = "".join("r" if self.is_number(k) else "l" for k in range(len(self.columns)))
-        lines = [rf"\begin{{tabular}}{{{sides}}}", r"\toprule", _latex_row(self.columns), r"\midrule"]
+        sides = "".join(
+            "r" if self.is_number(k) else "l" for k in range(len(self.columns))
+        )
+        lines = [
+            rf"\begin{{tabular}}{{{sides}}}",
+            r"\toprule",
+            _latex_row(self.columns),
+            r"\midrule",
+        ]
         for k, row in enumerate(self.rows):
             if k in self.lines:
                 lines.append(r"\midrule")
@@ -118,13 +133,18 @@ class FittedTable:
 
     table: TextTable
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Iterator[RenderableType]:
         from rich.measure import Measurement
         from rich.text import Text
 
         grid = self.table.grid()
-        # The least width in which no number is broken, in a terminal that is wide enough for anything.
-        needed = Measurement.get(console, options.update(max_width=10_000), grid).minimum
+        # The least width in which no number is broken, in a terminal that is wide
+        # enough for anything.
+        needed = Measurement.get(
+            console, options.update(max_width=10_000), grid
+        ).minimum
         if needed <= options.max_width:
             yield grid
             return
@@ -148,5 +168,6 @@ def _latex_row(row: Sequence[str]) -> str:
 
 def latex_text(text: str) -> str:
     """A text in which no character means anything to LaTeX."""
-    # Character by character: replacing one after the other would escape the backslashes of the first.
+    # Character by character: replacing one after the other would escape the backslashes
+    # of the first.
     return "".join(_LATEX.get(character, character) for character in text)

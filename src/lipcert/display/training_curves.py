@@ -33,14 +33,21 @@ def training_curves(metrics: list[Record]) -> list[TrainingCurves]:
     # The ε of a run are known from what it has recorded.
     for name in series:
         if name.startswith(_ESTIMATED):
-            accuracies[name] = f"certified at {name.removeprefix(_ESTIMATED)} (estimate)"
+            accuracies[name] = (
+                f"certified at {name.removeprefix(_ESTIMATED)} (estimate)"
+            )
     constants = {"estimated_mean_naive": "naive", "estimated_mean_liplt": "liplt"}
     mean_constants = _labelled(series, constants)
     return [
         TrainingCurves("losses", "loss", _labelled(series, losses)),
-        TrainingCurves("accuracies", "accuracy", _labelled(series, accuracies), percent=True),
         TrainingCurves(
-            "constants", "mean pairwise constant (estimate)", mean_constants, logarithmic=_is_wide(mean_constants)
+            "accuracies", "accuracy", _labelled(series, accuracies), percent=True
+        ),
+        TrainingCurves(
+            "constants",
+            "mean pairwise constant (estimate)",
+            mean_constants,
+            logarithmic=_is_wide(mean_constants),
         ),
     ]
 

@@ -31,4 +31,6 @@ def frame(result: Any) -> pandas.DataFrame:
 
 
 def _unknown(result: Any) -> TypeError:
-    return TypeError(f"there is no display of a {type(result).__name__}; register one in lipcert.display")
+    return TypeError(
+        f"there is no display of a {type(result).__name__}; register one in lipcert.display"
+    )

@@ -3,4 +3,11 @@
 from lipcert.layers.rho import RhoLipschitzConv2d, RhoLipschitzLinear
 from lipcert.layers.simple import Abs, GroupSort, MaxMin, Normalize
 
-__all__ = ["Abs", "GroupSort", "MaxMin", "Normalize", "RhoLipschitzConv2d", "RhoLipschitzLinear"]
+__all__ = [
+    "Abs",
+    "GroupSort",
+    "MaxMin",
+    "Normalize",
+    "RhoLipschitzConv2d",
+    "RhoLipschitzLinear",
+]

@@ -1,10 +1,12 @@
 """Diagonals S with W Wᵀ ⪯ S, and the factors of the ρ-Lipschitz residual layer that follow from them.
 
-A kernel stands for its convolution with zero padding, on images of any size: cut out of the convolution of the whole
-plane, its Gram matrix is at most that of the plane, which is a convolution with the kernel's correlations.
+A kernel stands for its convolution with zero padding, on images of any size: cut out of
+the convolution of the whole plane, its Gram matrix is at most that of the plane, which
+is a convolution with the kernel's correlations.
 
-Everything is computed in float64 and rounded once, so that a float32 model and its float64 copy have the same factors
-up to one rounding, which the rules for products with constants count.
+Everything is computed in float64 and rounded once, so that a float32 model and its
+float64 copy have the same factors up to one rounding, which the rules for products with
+constants count.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from torch import Tensor
 
 SLACK = 1e-5
 """By how much T stays below what the inequality allows, for roundings of T in float32."""
-_SMALLEST = 1e-12  # rows whose sums are smaller have this one, so that zero rows have a factor
+_SMALLEST = (
+    1e-12  # rows whose sums are smaller have this one, so that zero rows have a factor
+)
 
 
 def root(log_rho: Tensor) -> Tensor:
@@ -36,7 +40,8 @@ def row_sums(magnitudes: Tensor, log_q: Tensor | None) -> Tensor:
     if log_q is None:
         return magnitudes.sum(1)
     q = log_q.double()
-    # Of logarithms: q_j/q_i of trained weights may overflow as a quotient of two exponentials.
+    # Of logarithms: q_j/q_i of trained weights may overflow as a quotient of two
+    # exponentials.
     return (magnitudes * (q[None, :] - q[:, None]).exp()).sum(1)
 
 
@@ -50,7 +55,9 @@ def correlations(weight: Tensor) -> Tensor:
     if weight.dim() == 2:
         return (weight @ weight.T)[:, :, None]
     size = weight.shape[-1]
-    windows = F.unfold(weight, size, padding=size - 1)  # much faster in float64 than a convolution
+    windows = F.unfold(
+        weight, size, padding=size - 1
+    )  # much faster in float64 than a convolution
     return torch.einsum("ad,bdn->abn", weight.flatten(1), windows)
 
 
@@ -65,7 +72,8 @@ def circular(weight: Tensor, x: Tensor) -> Tensor:
 def between_grid_points(reach: int, points: int) -> float:
     """How much larger the norm of a convolution can be than on a periodic image of this many points to a side.
 
-    That norm is the largest of the symbol at the frequencies of a grid; Re⟨u, Ŵ(ω)v⟩ is a trigonometric polynomial of
-    degree `reach` in each of two variables, so it exceeds its values on the grid by 1/cos(π·reach/points) in each.
+    That norm is the largest of the symbol at the frequencies of a grid; Re⟨u, Ŵ(ω)v⟩ is
+    a trigonometric polynomial of degree `reach` in each of two variables, so it exceeds
+    its values on the grid by 1/cos(π·reach/points) in each.
     """
     return cos(pi * reach / points) ** -2

@@ -12,7 +12,14 @@ from torch import Tensor, nn
 
 from lipcert.errors import OptionError, ShapeError, UnsupportedError, check_choice
 from lipcert.layers import proof
-from lipcert.layers.rescaling import between_grid_points, circular, factor, gram, root, row_sums
+from lipcert.layers.rescaling import (
+    between_grid_points,
+    circular,
+    factor,
+    gram,
+    root,
+    row_sums,
+)
 from lipcert.network import slopes
 from lipcert.network.build import trace
 from lipcert.network.rules import Call, Input, Result, register_rule
@@ -51,7 +58,9 @@ class _RhoLipschitz(nn.Module):
         super().__init__()
         check_choice("rescaling", rescaling, RESCALINGS)
         if min(shape) < 1:
-            raise OptionError(f"the weight would have shape {shape}, expected sizes of 1 or more")
+            raise OptionError(
+                f"the weight would have shape {shape}, expected sizes of 1 or more"
+            )
         if not (isfinite(rho) and rho > 0):
             raise OptionError(f"rho is {rho}, expected a positive number")
         if isinstance(activation, str):
@@ -62,7 +71,8 @@ class _RhoLipschitz(nn.Module):
             self.alpha, self.beta = _slopes(activation)
         self.activation = activation
         self.rescaling = rescaling
-        # Not orthogonal: I − WᵀW, the linear part of a square layer with ReLU, would vanish and with it all long maps.
+        # Not orthogonal: I − WᵀW, the linear part of a square layer with ReLU, would
+        # vanish and with it all long maps.
         self.weight = nn.Parameter(torch.randn(shape) / sqrt(prod(shape[1:])))
         self.bias = self.log_q = None
         if bias:
@@ -98,15 +108,25 @@ class _RhoLipschitz(nn.Module):
     def certified_lipschitz(self) -> float:
         """A proved constant of the layer with its weights and the factors computed in float64, for inputs of any size.
 
-        It is √ρ, rounded up, if the inequality of the proposition is proved for these numbers. Where it fails (SN of a
-        convolution whose power iteration lags behind), it is larger by what the failure can cost.
+        It is √ρ, rounded up, if the inequality of the proposition is proved for these
+        numbers. Where it fails (SN of a convolution whose power iteration lags behind),
+        it is larger by what the failure can cost.
         """
-        # A copy: neither the model's weights nor the vector of its power iteration may change.
+        # A copy: neither the model's weights nor the vector of its power iteration may
+        # change.
         exact = deepcopy(self).double().cpu()
-        squared = proof.squared_norm(exact.weight, exact.log_q, exact.factors(), self.rescaling)
+        squared = proof.squared_norm(
+            exact.weight, exact.log_q, exact.factors(), self.rescaling
+        )
         log_rho = float(exact.log_rho)
         # With F = (α+β)/√ρ·T, ‖F^½W‖² ≤ κ·2√ρ/(α+β) is W Wᵀ ⪯ κ·2ρ/(α+β)²·T⁻¹.
-        kappa = (self.alpha + self.beta) / 2 / float(root(exact.log_rho)) * squared * (1 + 1e-12)
+        kappa = (
+            (self.alpha + self.beta)
+            / 2
+            / float(root(exact.log_rho))
+            * squared
+            * (1 + 1e-12)
+        )
         return proof.lipschitz_constant(log_rho, self.alpha, self.beta, kappa)
 
     def extra_repr(self) -> str:
@@ -118,8 +138,9 @@ class _RhoLipschitz(nn.Module):
 class RhoLipschitzLinear(_RhoLipschitz):
     """h(x) = √ρ·x − (α+β)/√ρ·WᵀTφ(Wx + b), which is √ρ-Lipschitz: T keeps W Wᵀ ⪯ 2ρ/(α+β)²·T⁻¹ for all weights W.
 
-    It is traced in this residual form, with φ as its only site; `lipcert.trace(…, view="certified")` sees one map with
-    the constant that is proved for its present weights instead.
+    It is traced in this residual form, with φ as its only site; `lipcert.trace(…,
+    view="certified")` sees one map with the constant that is proved for its present
+    weights instead.
 
     Args:
         features: of the input and of the output.
@@ -141,7 +162,9 @@ class RhoLipschitzLinear(_RhoLipschitz):
         learn_rho: bool = False,
         bias: bool = True,
     ) -> None:
-        super().__init__((hidden, features), activation, rescaling, rho, learn_rho, bias)
+        super().__init__(
+            (hidden, features), activation, rescaling, rho, learn_rho, bias
+        )
 
     def norm(self) -> Tensor:
         norm: Tensor = torch.linalg.matrix_norm(self.weight.double(), 2)
@@ -155,8 +178,9 @@ class RhoLipschitzLinear(_RhoLipschitz):
 class RhoLipschitzConv2d(_RhoLipschitz):
     """`RhoLipschitzLinear` with a convolution for W: stride 1, and zeros around the image that keep its size.
 
-    T has one entry per hidden channel and holds for images of any size. For "sn" the norm comes from a power iteration
-    that goes on with every forward pass in training mode: it is an estimate, and `certified_lipschitz` proves it.
+    T has one entry per hidden channel and holds for images of any size. For "sn" the
+    norm comes from a power iteration that goes on with every forward pass in training
+    mode: it is an estimate, and `certified_lipschitz` proves it.
     """
 
     vector: Tensor | None
@@ -173,7 +197,9 @@ class RhoLipschitzConv2d(_RhoLipschitz):
         bias: bool = True,
     ) -> None:
         if kernel_size % 2 == 0:
-            raise OptionError(f"kernel_size is {kernel_size}, expected an odd number, which keeps the size of images")
+            raise OptionError(
+                f"kernel_size is {kernel_size}, expected an odd number, which keeps the size of images"
+            )
         shape = (hidden, channels, kernel_size, kernel_size)
         super().__init__(shape, activation, rescaling, rho, learn_rho, bias)
         self.reach = kernel_size // 2
@@ -200,38 +226,49 @@ class RhoLipschitzConv2d(_RhoLipschitz):
     def norm(self) -> Tensor:
         """‖Wv‖/‖v‖ for the vector of the power iteration, enlarged by what it can be short of."""
         assert self.vector is not None
-        # A copy: the next `iterate` overwrites the vector, which the derivative still needs.
+        # A copy: the next `iterate` overwrites the vector, which the derivative still
+        # needs.
         x = self.vector.to(torch.float64, copy=True)
-        norm: Tensor = circular(self.weight.double(), x).norm() / x.norm() * self.enlarged
+        norm: Tensor = (
+            circular(self.weight.double(), x).norm() / x.norm() * self.enlarged
+        )
         return norm
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
             # Weights move little in a step: one iteration follows them (`_STEADY`).
             self.iterate(1)
-        hidden = self.activation(F.conv2d(x, self.weight, self.bias, padding=self.reach))
+        hidden = self.activation(
+            F.conv2d(x, self.weight, self.bias, padding=self.reach)
+        )
         scaled = hidden * self.factors()
-        return x * self.lipschitz() - F.conv_transpose2d(scaled, self.weight, padding=self.reach)
+        return x * self.lipschitz() - F.conv_transpose2d(
+            scaled, self.weight, padding=self.reach
+        )
 
 
 @register_rule(RhoLipschitzLinear, RhoLipschitzConv2d, view="certified")
 def certified_rule(call: Call, x: Input) -> Result:
     assert isinstance(call.module, _RhoLipschitz)
-    # ulps=None: bounded, but not certified. Certificates follow the rounding of the residual form.
+    # ulps=None: bounded, but not certified. Certificates follow the rounding of the
+    # residual form.
     return slopes.lipschitz_map(call.module.certified_lipschitz(), ulps=None)
 
 
 def _slopes(activation: nn.Module) -> tuple[float, float]:
     """[α, β] of an activation, by its rule; α < 0 would break the proposition, for which 0 ≤ α is assumed."""
     name = type(activation).__name__
-    no_rule = OptionError(f"activation {name} has no rule with elementwise slopes; register one, or use ReLU")
+    no_rule = OptionError(
+        f"activation {name} has no rule with elementwise slopes; register one, or use ReLU"
+    )
     try:
         network = trace(activation, (1,), training=True)
     except UnsupportedError as error:
         raise OptionError(f"activation {name}: {error.nodes[0].remedy}") from None
     except ShapeError:
         raise no_rule from None
-    # Its input, its value, and the output: anything else that is computed would change the slopes.
+    # Its input, its value, and the output: anything else that is computed would change
+    # the slopes.
     if network.depth != 1 or len(network.nodes) != 3 or not network.nodes[-1].exact:
         raise no_rule
     slope = network.sites[1].slope
@@ -239,7 +276,9 @@ def _slopes(activation: nn.Module) -> tuple[float, float]:
         raise no_rule
     alpha, beta = slope.alpha, slope.beta
     if not (isinstance(alpha, float) and isinstance(beta, float)):
-        raise OptionError(f"activation {name} has learned slopes, expected fixed ones; use LeakyReLU")
+        raise OptionError(
+            f"activation {name} has learned slopes, expected fixed ones; use LeakyReLU"
+        )
     if not (0 <= alpha <= beta and beta > 0):
         raise OptionError(
             f"activation {name} has slopes in [{alpha:g}, {beta:g}], expected none below 0: the layer would not be "

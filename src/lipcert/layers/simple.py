@@ -36,7 +36,8 @@ class MaxMin(GroupSort):
 class Abs(nn.Module):
     """|x|: like MaxMin it keeps the length of gradients, at a tenth of the cost.
 
-    MaxMin is |·| on half of the channels in rotated coordinates, and a bias moves a channel to where |·| is linear.
+    MaxMin is |·| on half of the channels in rotated coordinates, and a bias moves a
+    channel to where |·| is linear.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -52,7 +53,9 @@ class Normalize(nn.Module):
     def __init__(self, mean: list[float], std: list[float]) -> None:
         super().__init__()
         if len(mean) != len(std) or min(std, default=0.0) <= 0:
-            raise OptionError(f"mean {mean} and std {std} must have one entry per channel, and std be positive")
+            raise OptionError(
+                f"mean {mean} and std {std} must have one entry per channel, and std be positive"
+            )
         # Broadcast over (B, C, H, W).
         self.register_buffer("mean", torch.tensor(mean).reshape(-1, 1, 1))
         self.register_buffer("std", torch.tensor(std).reshape(-1, 1, 1))

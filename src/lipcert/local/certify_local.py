@@ -16,7 +16,13 @@ from lipcert.bounds.fingerprint import check_finite
 from lipcert.certificate.binary import has_one_logit, two_logits
 from lipcert.certificate.certificates import Certificates, concatenate
 from lipcert.certificate.certify import Certifier
-from lipcert.certificate.inputs import Inputs, Labels, batches_of, check_batch_size, from_numpy
+from lipcert.certificate.inputs import (
+    Inputs,
+    Labels,
+    batches_of,
+    check_batch_size,
+    from_numpy,
+)
 from lipcert.certificate.requirements import (
     check_arithmetic,
     check_covered,
@@ -55,7 +61,11 @@ class LocalCertifier:
         self.norm = checked_norm(norm)
         self.effort = effort or Effort()
         with CAPTURE_LOCK, torch.inference_mode(False), denormals_kept():
-            traced = model if isinstance(model, Network) else trace(model, input_shape, local=True)
+            traced = (
+                model
+                if isinstance(model, Network)
+                else trace(model, input_shape, local=True)
+            )
             check_arithmetic(traced.dtype, traced.device)
             check_finite(traced.program)
             check_covered(traced)
@@ -64,19 +74,29 @@ class LocalCertifier:
             self.classes = traced.classes
             program = traced.program.frozen()
             self.network = normal_form(program, check=False, local=True)
-            self.prepared = Prepared(self.network, normal_form(program, exact=True, local=True))
+            self.prepared = Prepared(
+                self.network, normal_form(program, exact=True, local=True)
+            )
         self.globally = None if bound is None else Certifier(model, bound)
         self.guarantee = "deterministic" if bound is None else bound.guarantee
 
     def certify(
-        self, x: Tensor, epsilon: float | None = None, first: int = 0, label: Tensor | None = None
+        self,
+        x: Tensor,
+        epsilon: float | None = None,
+        first: int = 0,
+        label: Tensor | None = None,
     ) -> Certificates:
         """Certificates of one batch, by a search or at ε; `first` is the index of its first input, for messages."""
         return self.certify_at(x, None if epsilon is None else [epsilon], first, label)
 
     @denormals_kept()
     def certify_at(
-        self, x: Tensor, epsilons: Sequence[float] | None, first: int = 0, label: Tensor | None = None
+        self,
+        x: Tensor,
+        epsilons: Sequence[float] | None,
+        first: int = 0,
+        label: Tensor | None = None,
     ) -> Certificates:
         """Certificates of one batch, by a search or at ascending ε, as long as they are proved."""
         check_arithmetic(self.network.dtype, self.network.device)
@@ -85,7 +105,9 @@ class LocalCertifier:
             check_labels(label, len(x), self.classes)
         if len(x) == 0:
             none = torch.zeros(0, dtype=torch.float64)
-            return Certificates(none.long(), none, none, self.guarantee, label, norm=self.norm)
+            return Certificates(
+                none.long(), none, none, self.guarantee, label, norm=self.norm
+            )
         check_finite_inputs(x, first)
         x = x.to(self.network.device)
         start = self._global_radius(x, first)
@@ -97,7 +119,9 @@ class LocalCertifier:
         known = (point.prediction.cpu(), margin.cpu(), radius.cpu())
         return Certificates(*known, self.guarantee, label, norm=self.norm)
 
-    def _radius(self, point: Point, start: Tensor, epsilons: Sequence[float] | None) -> Tensor:
+    def _radius(
+        self, point: Point, start: Tensor, epsilons: Sequence[float] | None
+    ) -> Tensor:
         if epsilons is None:
             guess = _FIRST_SHARE * promised_radius(self.prepared, point, self.norm)
             return largest_radius(self.prove, point, start, guess)
@@ -106,8 +130,12 @@ class LocalCertifier:
         for epsilon in epsilons:
             left = (~failed & (radius < epsilon)).nonzero().flatten()
             if len(left):
-                trial = torch.full((len(left),), epsilon, dtype=torch.float64, device=start.device)
-                radius[left] = torch.maximum(radius[left], self.prove(point.take(left), trial))
+                trial = torch.full(
+                    (len(left),), epsilon, dtype=torch.float64, device=start.device
+                )
+                radius[left] = torch.maximum(
+                    radius[left], self.prove(point.take(left), trial)
+                )
             failed |= radius < epsilon
         return radius
 
@@ -164,8 +192,9 @@ def certify_local(
 ) -> Certificates:
     """Certified radii from bounds over a ball around each input, which hold for the model as executed.
 
-    Global constants (`lipcert.certify`) suit networks that were trained for them. These bounds suit ordinary networks:
-    nonlinearities are replaced by lines that hold over the ball, and rounding is followed inside it.
+    Global constants (`lipcert.certify`) suit networks that were trained for them. These
+    bounds suit ordinary networks: nonlinearities are replaced by lines that hold over
+    the ball, and rounding is followed inside it.
 
     Args:
         model: in eval mode; normalisation belongs inside, so that radii are in the units of its input.
@@ -188,7 +217,9 @@ def certify_local(
     x, true = from_numpy(x, model), from_numpy(labels)
     total = len(x) if isinstance(x, Tensor) and x.dim() > 0 else None
     make = partial(LocalCertifier, model, norm=norm, bound=bound, effort=effort)
-    return _certify_batches(make, batches_of(x, true, batch_size), epsilon, total, progress)
+    return _certify_batches(
+        make, batches_of(x, true, batch_size), epsilon, total, progress
+    )
 
 
 def _certify_batches(

@@ -1,10 +1,12 @@
 """Columns of linear maps between images, kept inside the rectangles outside of which they are zero.
 
-What one pixel, or one entry of an inner image, does to later images is zero outside of a rectangle that grows by the
-kernels on the way. Columns of neighbouring entries are kept together, in float32; their users count the rounding.
+What one pixel, or one entry of an inner image, does to later images is zero outside of
+a rectangle that grows by the kernels on the way. Columns of neighbouring entries are
+kept together, in float32; their users count the rounding.
 
-Along one axis, a rectangle [a, b), a kernel that reaches r = dilation·(k − 1) further, stride s, padding p:
-outputs from ⌈(a + p − r)/s⌉ to ⌊(b − 1 + p)/s⌋ can differ from zero.
+Along one axis, a rectangle [a, b), a kernel that reaches r = dilation·(k − 1) further,
+stride s, padding p: outputs from ⌈(a + p − r)/s⌉ to ⌊(b − 1 + p)/s⌋ can differ from
+zero.
 
     entries 8..11 of 32, a 3×3 kernel of stride 2, padding 1:  outputs 4..6, which read entries 7..13
 """
@@ -39,11 +41,17 @@ class Bundle:
 
     def seen(self) -> tuple[slice, slice, slice]:
         """The rectangle in an image (C, H, W)."""
-        return slice(None), slice(self.start[0], self.stop[0]), slice(self.start[1], self.stop[1])
+        return (
+            slice(None),
+            slice(self.start[0], self.stop[0]),
+            slice(self.start[1], self.stop[1]),
+        )
 
     def times(self, slopes: Tensor) -> Bundle:
         """The columns behind a nonlinearity of these slopes, (C, H, W)."""
-        return Bundle(self.start, self.stop, self.values * slopes[self.seen()], self.ball)
+        return Bundle(
+            self.start, self.stop, self.values * slopes[self.seen()], self.ball
+        )
 
     def plus(self, other: Bundle) -> Bundle:
         """The sum, inside the smallest rectangle around both."""
@@ -53,14 +61,21 @@ class Bundle:
         return Bundle(start, stop, values, self.ball)
 
 
-def single_columns(channel: Tensor, y: Tensor, x: Tensor, sizes: Tensor, channels: int, ball: bool) -> Bundle:
+def single_columns(
+    channel: Tensor, y: Tensor, x: Tensor, sizes: Tensor, channels: int, ball: bool
+) -> Bundle:
     """Columns that are `sizes` at one entry each, (n,), in the smallest rectangle around these entries."""
     start = (int(y.min()), int(x.min()))
     stop = (int(y.max()) + 1, int(x.max()) + 1)
     shape = (len(sizes), channels, stop[0] - start[0], stop[1] - start[1])
     values = torch.zeros(shape, dtype=torch.float32, device=sizes.device)
     values = values.contiguous(memory_format=torch.channels_last)
-    values[torch.arange(len(sizes), device=sizes.device), channel, y - start[0], x - start[1]] = sizes.float()
+    values[
+        torch.arange(len(sizes), device=sizes.device),
+        channel,
+        y - start[0],
+        x - start[1],
+    ] = sizes.float()
     return Bundle(start, stop, values, ball)
 
 
@@ -69,7 +84,11 @@ def pushed(bundle: Bundle, op: LinearOp) -> Bundle | None:
     if isinstance(op, Convolution):
         return _convolved(bundle, op)
     if isinstance(op, Identity):
-        return bundle if op.sign > 0 else Bundle(bundle.start, bundle.stop, -bundle.values, bundle.ball)
+        return (
+            bundle
+            if op.sign > 0
+            else Bundle(bundle.start, bundle.stop, -bundle.values, bundle.ball)
+        )
     assert isinstance(op, Scale)
     factor = op.factor().float().reshape(-1, 1, 1)
     return Bundle(bundle.start, bundle.stop, bundle.values * factor, bundle.ball)
@@ -82,7 +101,9 @@ def _convolved(bundle: Bundle, op: Convolution) -> Bundle | None:
         stride, padding = op.stride[axis], op.padding[axis]
         reach = op.dilation[axis] * (weight.shape[2 + axis] - 1)
         low = max(0, -((reach - padding - bundle.start[axis]) // stride))
-        high = min(op.out_shape[1 + axis], (bundle.stop[axis] - 1 + padding) // stride + 1)
+        high = min(
+            op.out_shape[1 + axis], (bundle.stop[axis] - 1 + padding) // stride + 1
+        )
         if low >= high:
             return None
         start.append(low)
@@ -97,7 +118,10 @@ def _convolved(bundle: Bundle, op: Convolution) -> Bundle | None:
 def _reframed(bundle: Bundle, start: PerAxis, stop: PerAxis) -> Tensor:
     """The columns inside another rectangle; entries outside of their own are zero."""
     pads: list[int] = []
-    for axis in (1, 0):  # `F.pad` wants the last axis first, and crops where it is given less than nothing
+    for axis in (
+        1,
+        0,
+    ):  # `F.pad` wants the last axis first, and crops where it is given less than nothing
         pads += [bundle.start[axis] - start[axis], stop[axis] - bundle.stop[axis]]
     if not any(pads):
         return bundle.values
@@ -117,10 +141,16 @@ def columned_nodes(network: Network) -> set[int]:
         if index:
             site = network.sites[index]
             assert site.slope is not None
-            if site.source in nodes and site.slope.elementwise and site.slope.curvature == 0.0:
+            if (
+                site.source in nodes
+                and site.slope.elementwise
+                and site.slope.curvature == 0.0
+            ):
                 nodes.add(v)
                 sites += 1
-        elif node.edges and all(edge.source in nodes and _keeps_rectangles(edge.op) for edge in node.edges):
+        elif node.edges and all(
+            edge.source in nodes and _keeps_rectangles(edge.op) for edge in node.edges
+        ):
             nodes.add(v)
     if sites < 2:
         return set()

@@ -1,15 +1,17 @@
 """How far every value of the executed program can be from its value at the centre, over a ball; node by node.
 
-v̂ are values as executed. For a node, Δ_w = Σ_e A_e Δ_e + δ_w, where the roundings at the centre and at the other point
-make |δ_w| ≤ η_w:
+v̂ are values as executed. For a node, Δ_w = Σ_e A_e Δ_e + δ_w, where the roundings at
+the centre and at the other point make |δ_w| ≤ η_w:
 
     η_w = 2γ(Σ_e |A_e| M_e + |b|) + what underflows + γ₆₄ Σ_e |A_e| M_e,      M = |v̂| + D ≥ |v̂′|,
 
-the last term being for rows that are pulled back in float64. D, a bound on |Δ|, is the smallest of
+the last term being for rows that are pulled back in float64. D, a bound on |Δ|, is the
+smallest of
 
     Σ_e |A_e| D_e + η,      Σ_e ‖row of A_e‖·m_e + η,      ρ‖row from the input‖ + η…,
 
-with m ≥ ‖Δ‖; at the inputs of sites, rows are pulled back (see `pulling`) wherever that can change what follows.
+with m ≥ ‖Δ‖; at the inputs of sites, rows are pulled back (see `pulling`) wherever that
+can change what follows.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ from lipcert.rounding import gamma
 
 
 @torch.no_grad()
-def follow(prepared: Prepared, ball: Ball, centre: dict[int, Tensor], every_row: bool = True) -> Deviations:
+def follow(
+    prepared: Prepared, ball: Ball, centre: dict[int, Tensor], every_row: bool = True
+) -> Deviations:
     """Walk through the network from the input to the output; without `every_row`, columns take the place of rows."""
     state = Deviations(prepared, ball, centre)
     network = prepared.exact
@@ -59,7 +63,9 @@ def _enter(state: Deviations) -> None:
     centre, radius = state.centre[0], state.ball.radius
     entries = prod(centre.shape[1:])
     state.reach[0] = radius.reshape(-1, *(1,) * (centre.dim() - 1)).expand_as(centre)
-    state.norms[0] = radius if state.ball.norm == 2 else radius * (entries**0.5 * (1 + gamma(4)))
+    state.norms[0] = (
+        radius if state.ball.norm == 2 else radius * (entries**0.5 * (1 + gamma(4)))
+    )
     state.noise[0] = torch.zeros_like(centre)
     state.below[0] = state.above[0] = state.reach[0]
     state.largest.append(flat(state.magnitude(0)).amax(1))
@@ -78,25 +84,39 @@ def _spread(state: Deviations, v: int) -> bool:
     matters = torch.zeros_like(state.below[v], dtype=torch.bool)
     last = max(state.prepared.columned & state.prepared.sites_of_source.keys())
     for k in state.prepared.sites_of_source[v]:
-        site, interval = state.prepared.exact.sites[k], (state.centre[v], state.below[v], state.above[v])
+        site, interval = (
+            state.prepared.exact.sites[k],
+            (state.centre[v], state.below[v], state.above[v]),
+        )
         # Errors of settled entries only count for what columns meet later.
-        matters |= needs_rows(site, *interval) if v == last else ~is_flat(site, *interval)
+        matters |= (
+            needs_rows(site, *interval) if v == last else ~is_flat(site, *interval)
+        )
     zonotope.sharpen(v, matters)
     _narrow(state, v, *zonotope.interval(v))
     return True
 
 
 def _narrow(state: Deviations, v: int, below: Tensor, above: Tensor) -> None:
-    _set_reach(state, v, torch.minimum(state.below[v], below), torch.minimum(state.above[v], above))
+    _set_reach(
+        state,
+        v,
+        torch.minimum(state.below[v], below),
+        torch.minimum(state.above[v], above),
+    )
 
 
 def _linear_node(state: Deviations, v: int) -> None:
     prepared, node = state.prepared, state.prepared.exact.nodes[v]
     batch = len(state.centre[0])
-    values = torch.zeros(batch, *node.shape, dtype=torch.float64, device=prepared.exact.device)
+    values = torch.zeros(
+        batch, *node.shape, dtype=torch.float64, device=prepared.exact.device
+    )
     boxes, by_rows, noise = values, values, values
     norm = torch.zeros_like(state.ball.radius)
-    for edge, size, rows in zip(node.edges, prepared.norms[v], prepared.rows[v], strict=True):
+    for edge, size, rows in zip(
+        node.edges, prepared.norms[v], prepared.rows[v], strict=True
+    ):
         u = edge.source
         values = values + edge.op.magnitude(state.magnitude(u))
         boxes = boxes + edge.op.magnitude(state.reach[u])
@@ -123,19 +143,26 @@ def _linear_node(state: Deviations, v: int) -> None:
 def _charge(state: Deviations, v: int, charged: Tensor) -> None:
     """What rows pay at a node: its allowance, and those of nodes before that they reach through it alone.
 
-    A row y at v is Aᵀy at such a node, where A scales entries; so it pays |A|η for every unit of y.
+    A row y at v is Aᵀy at such a node, where A scales entries; so it pays |A|η for
+    every unit of y.
     """
     prepared, node = state.prepared, state.prepared.exact.nodes[v]
     funnel = prepared.funnel(state.ball.norm)
     if v == funnel.node:
-        charged = state.noise[v] + funnel.rounding(state.ball.radius).reshape(charged.shape)
+        charged = state.noise[v] + funnel.rounding(state.ball.radius).reshape(
+            charged.shape
+        )
     else:
         for edge in node.edges:
             if edge.source in prepared.passing:
-                before = state.walls.allowances[edge.source].reshape(-1, *edge.op.in_shape)
+                before = state.walls.allowances[edge.source].reshape(
+                    -1, *edge.op.in_shape
+                )
                 charged = charged + edge.op.magnitude(before) * (1 + gamma(4))
                 state.walls.folded.add(edge.source)
-    state.walls.allowances[v] = flat(charged)[:, None] * (1 + 2 * gamma(prod(node.shape) + 2))
+    state.walls.allowances[v] = flat(charged)[:, None] * (
+        1 + 2 * gamma(prod(node.shape) + 2)
+    )
     if v in prepared.folding:
         state.walls.folded.add(v)
 
@@ -165,7 +192,9 @@ def _allowance(state: Deviations, v: int, values: Tensor) -> Tensor:
         summed = values * (1 + 2 * prepared.proof[v])
         if v in prepared.offsets:
             summed = summed + prepared.offsets[v]
-        allowance = (allowance + 2 * (prepared.executed[v] * summed + prepared.lost[v])) * (1 + gamma(8))
+        allowance = (
+            allowance + 2 * (prepared.executed[v] * summed + prepared.lost[v])
+        ) * (1 + gamma(8))
     if prepared.denormal[v]:
         tiny = 2.01 * torch.finfo(prepared.network.dtype).tiny
         for edge in node.edges:
@@ -187,21 +216,28 @@ def _site_output(state: Deviations, v: int, index: int) -> None:
     """Replace a nonlinearity by lines, and take the range of its output from them."""
     prepared, site = state.prepared, state.prepared.exact.sites[index]
     u = site.source
-    if v not in state.centre:  # the absolute value of a difference, in a maximum of two branches
+    if (
+        v not in state.centre
+    ):  # the absolute value of a difference, in a maximum of two branches
         assert site.function is not None
         state.centre[v] = site.function(state.centre[u])
     inward = torch.zeros_like(state.centre[u])
     if u in prepared.folding:
         inward = state.walls.allowances[u].reshape(inward.shape)
     centre, value = state.centre[u], state.centre[v]
-    replaced = replace_site(site, centre, value, state.below[u], state.above[u], inward, prepared)
+    replaced = replace_site(
+        site, centre, value, state.below[u], state.above[u], inward, prepared
+    )
     state.sites[index] = replaced
     state.walls.relaxations[index] = replaced.relaxation
     assert site.slope is not None
     state.norms[v] = torch.full_like(state.ball.radius, inf)
     if not isinstance(site.slope, LocalSlope):
         rounding = dual_norms(flat(replaced.error), 2)
-        state.norms[v] = float(site.slope.lipschitz()) * state.norms[u] * (1 + gamma(4)) + 2 * rounding
+        state.norms[v] = (
+            float(site.slope.lipschitz()) * state.norms[u] * (1 + gamma(4))
+            + 2 * rounding
+        )
     _set_reach(state, v, replaced.below, replaced.above)
     if state.zonotope is not None and v in prepared.columned:
         state.zonotope.site(v, u, replaced)

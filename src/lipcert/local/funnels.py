@@ -1,7 +1,8 @@
 """The linear part of a network before its first nonlinearity, as one matrix.
 
-If all that depends on the input goes through one node p that is linear in it, Δ_p = BΔ_0 + noise, then a row y at p
-needs no pulling back: what counts is the norm ‖yB‖. In l2 that is ‖yL‖ with LLᵀ = BBᵀ, and L is square.
+If all that depends on the input goes through one node p that is linear in it, Δ_p =
+BΔ_0 + noise, then a row y at p needs no pulling back: what counts is the norm ‖yB‖. In
+l2 that is ‖yL‖ with LLᵀ = BBᵀ, and L is square.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ _ENTRIES = 1 << 22
 class Funnel:
     """The dual norm of y·matrix is at least that of yB for every row y at the node; None if there is none.
 
-    rows: dual norms of the rows of the matrix. A computed y·matrix is off by at most γ·|y|·rows in the dual norm.
+    rows: dual norms of the rows of the matrix. A computed y·matrix is off by at most
+    γ·|y|·rows in the dual norm.
     """
 
     node: int | None
@@ -48,7 +50,9 @@ def make_funnel(network: Network, prefix: set[int], norm: float) -> Funnel:
     if node == 0 or size > inputs or size * inputs > _ENTRIES:
         return none
     unit = torch.eye(size, dtype=torch.float64, device=network.device)
-    matrix = flat(pulled_to_input(network, node, unit.reshape(size, *network.nodes[node].shape)))  # B
+    matrix = flat(
+        pulled_to_input(network, node, unit.reshape(size, *network.nodes[node].shape))
+    )  # B
     if norm == 2:
         factor = _triangle(matrix)
         if factor is None:
@@ -69,8 +73,9 @@ def _gates(network: Network, prefix: set[int]) -> set[int]:
 def _triangle(matrix: Tensor) -> Tensor | None:
     """L with LLᵀ ⪰ BBᵀ: the Cholesky factor of BBᵀ + sI; None if the factorisation fails.
 
-    The computed BBᵀ is off by at most γ_n|B||B|ᵀ, the product of the computed factor with its transpose by γ_m|L||L|ᵀ;
-    the norms of both are at most γ times the trace of BBᵀ, up to a per cent. So s is twice their sum.
+    The computed BBᵀ is off by at most γ_n|B||B|ᵀ, the product of the computed factor
+    with its transpose by γ_m|L||L|ᵀ; the norms of both are at most γ times the trace of
+    BBᵀ, up to a per cent. So s is twice their sum.
     """
     rows, columns = matrix.shape
     gram = matrix @ matrix.T

@@ -1,16 +1,18 @@
 """An elementwise nonlinearity over an interval: values on a grid, and how far it strays from them in between.
 
-Let [l, u] be the interval and l = p_0 ≤ … ≤ p_N = u a grid that contains the kinks. On a cell [a, b] of width h with
-chord slope σ, the nonlinearity is between its chord and
+Let [l, u] be the interval and l = p_0 ≤ … ≤ p_N = u a grid that contains the kinks. On
+a cell [a, b] of width h with chord slope σ, the nonlinearity is between its chord and
 
     chord ± ρ,      ρ = min(κh²/8, h·(β−σ)(σ−α)/(β−α)),
 
-with the Lipschitz constant κ of φ′ (Taylor; 0 where φ is piecewise linear) and its slopes in [α, β] (φ is below both
-lines of slope β from a and of slope α from b, which meet that far above the chord). So for *any* slope λ
+with the Lipschitz constant κ of φ′ (Taylor; 0 where φ is piecewise linear) and its
+slopes in [α, β] (φ is below both lines of slope β from a and of slope α from b, which
+meet that far above the chord). So for *any* slope λ
 
     φ(z) ≤ λz + max over cells of (max(φ(a) − λa, φ(b) − λb) + ρ),
 
-and the same from below. Slopes may therefore be chosen in any way; what is proved is the intercept.
+and the same from below. Slopes may therefore be chosen in any way; what is proved is
+the intercept.
 """
 
 from __future__ import annotations
@@ -34,8 +36,9 @@ _ROUND = gamma(12)
 class Grid:
     """The graph of φ around a centre z with φ̂ = φ(z) as executed, both subtracted; all tensors of float64.
 
-    places: (N+1, B, …), p_i − z. values: (N+1, B, …), φ(p_i) − φ̂. error: (B, …), of the values and places together with
-    the rounding of an intercept, for slopes of up to `steepest`. strays: (N, B, …), ρ of every cell.
+    places: (N+1, B, …), p_i − z. values: (N+1, B, …), φ(p_i) − φ̂. error: (B, …), of
+    the values and places together with the rounding of an intercept, for slopes of up
+    to `steepest`. strays: (N, B, …), ρ of every cell.
     """
 
     places: Tensor
@@ -47,7 +50,13 @@ class Grid:
     def take(self, index: Tensor) -> Grid:
         """That of some inputs."""
         strays = self.strays[:, index] if self.strays.dim() else self.strays
-        return Grid(self.places[:, index], self.values[:, index], self.error[index], strays, self.steepest)
+        return Grid(
+            self.places[:, index],
+            self.values[:, index],
+            self.error[index],
+            strays,
+            self.steepest,
+        )
 
     def high(self, slope: Tensor) -> Tensor:
         """The smallest known μ with φ(z + ζ) − φ̂ ≤ λζ + μ for all ζ of the interval; λ and μ are (B, R, …)."""
@@ -60,7 +69,8 @@ class Grid:
     def _top(self, slope: Tensor, sign: int) -> Tensor:
         """The largest sign·(φ − φ̂ − λζ) over all cells, but for the error.
 
-        Over a cell, φ is within ρ of its chord, and a chord minus a line is largest at an end.
+        Over a cell, φ is within ρ of its chord, and a chord minus a line is largest at
+        an end.
         """
         top = torch.full_like(slope, -torch.inf)
         left = None
@@ -69,7 +79,9 @@ class Grid:
             if left is not None:
                 ends = torch.maximum(left, gap)
                 if self.strays.dim():
-                    ends = ends + self.strays[i - 1][:, None]  # cell i − 1 ends at place i
+                    ends = (
+                        ends + self.strays[i - 1][:, None]
+                    )  # cell i − 1 ends at place i
                 top = torch.maximum(top, ends)
             left = gap
         return top
@@ -82,7 +94,8 @@ class Grid:
     def steep(self, sign: int) -> Tensor:
         """The slope of the best line above (sign 1) or below (−1) the graph: the one that is closest at the midpoint.
 
-        It is the slope of an edge of the convex hull: of the chord over the midpoint whose height there is extreme.
+        It is the slope of an edge of the convex hull: of the chord over the midpoint
+        whose height there is extreme.
         """
         middle = (self.places[0] + self.places[-1]) / 2
         best = torch.full_like(middle, -torch.inf)
@@ -100,7 +113,9 @@ class Grid:
         return slope.clamp(-self.steepest, self.steepest)
 
 
-def grid(site: Site, centre: Tensor, value: Tensor, below: Tensor, above: Tensor) -> Grid:
+def grid(
+    site: Site, centre: Tensor, value: Tensor, below: Tensor, above: Tensor
+) -> Grid:
     """The graph of a site over [centre − below, centre + above], by its implementation in float64."""
     slope, function = site.slope, site.function
     assert slope is not None
@@ -112,8 +127,13 @@ def grid(site: Site, centre: Tensor, value: Tensor, below: Tensor, above: Tensor
     places, values = points - centre, images - value
     width = points[1:] - points[:-1]
     strays = _strays(slope, width, values, alpha, beta)
-    size = images.abs().amax(0) + value.abs() + steepest * (points.abs().amax(0) + centre.abs())
-    # The values once, and the strays that are computed from the differences of two of them.
+    size = (
+        images.abs().amax(0)
+        + value.abs()
+        + steepest * (points.abs().amax(0) + centre.abs())
+    )
+    # The values once, and the strays that are computed from the differences of two of
+    # them.
     relative = _ROUND + 3 * 2.01 * UNIT_ROUNDOFF[torch.float64] * (slope.ulps or 0.0)
     tiny = 4 * torch.finfo(torch.float64).tiny
     return Grid(places, values, size * relative + tiny, strays, steepest)
@@ -130,7 +150,9 @@ def _points(slope: Slope, centre: Tensor, below: Tensor, above: Tensor) -> Tenso
             inner = torch.sinh(first + (last - first) * (step / _CELLS))
             points.append(torch.minimum(torch.maximum(inner, low), high))
     for kink in slope.kinks:
-        place = torch.as_tensor(kink() if callable(kink) else kink, dtype=centre.dtype, device=centre.device)
+        place = torch.as_tensor(
+            kink() if callable(kink) else kink, dtype=centre.dtype, device=centre.device
+        )
         points.append(torch.minimum(torch.maximum(place.expand_as(centre), low), high))
     stacked = torch.stack(points)
     if len(points) == 2:
@@ -138,11 +160,14 @@ def _points(slope: Slope, centre: Tensor, below: Tensor, above: Tensor) -> Tenso
     return stacked.sort(0).values
 
 
-def _strays(slope: Slope, width: Tensor, values: Tensor, alpha: float, beta: float) -> Tensor:
+def _strays(
+    slope: Slope, width: Tensor, values: Tensor, alpha: float, beta: float
+) -> Tensor:
     """ρ of every cell."""
     if slope.curvature == 0.0:
         return torch.zeros((), dtype=width.dtype, device=width.device)
-    # The chord slope is rounded: its error times the width is covered by the relative error of the values.
+    # The chord slope is rounded: its error times the width is covered by the relative
+    # error of the values.
     chord = ((values[1:] - values[:-1]) / width.clamp(min=1e-300)).clamp(alpha, beta)
     by_slopes = width * (beta - chord) * (chord - alpha) / max(beta - alpha, 1e-300)
     if slope.curvature is None:

@@ -1,8 +1,9 @@
 """Slopes inside a network for the sake of the rows of its logits: one search for all of them together.
 
-The intervals of a layer depend on the slopes for its rows, the lines of that layer on the intervals, and so on to the
-differences of logits. All of that is the arithmetic of the proof itself, and differentiable: α-CROWN's search (Xu et
-al., 2021), in which every step is a proof. Rows get slopes of their own, for every nonlinearity before them.
+The intervals of a layer depend on the slopes for its rows, the lines of that layer on
+the intervals, and so on to the differences of logits. All of that is the arithmetic of
+the proof itself, and differentiable: α-CROWN's search (Xu et al., 2021), in which every
+step is a proof. Rows get slopes of their own, for every nonlinearity before them.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ class _Layer:
     slopes: dict[int, MovingSlopes] = field(default_factory=dict)
 
 
-def search_jointly(state: Deviations, rows: Tensor, best: Pulled, margins: Tensor, steps: int) -> Pulled:
+def search_jointly(
+    state: Deviations, rows: Tensor, best: Pulled, margins: Tensor, steps: int
+) -> Pulled:
     """Better bounds for rows of the logits of one input; `state` is all that is known before the search."""
     if _slope_count(state, rows.shape[1]) > _MOST_ENTRIES:
         return best
@@ -74,7 +77,9 @@ def _open_places(state: Deviations) -> dict[int, Tensor]:
     for k, site in enumerate(prepared.exact.sites[1:-1], start=1):
         v = site.source
         if state.sites[k].grid is not None and v not in prepared.prefix:
-            needed = flat(needs_rows(site, state.centre[v], state.below[v], state.above[v]))
+            needed = flat(
+                needs_rows(site, state.centre[v], state.below[v], state.above[v])
+            )
             places[k] = needed[0].nonzero().T
     return places
 
@@ -98,7 +103,9 @@ def _layers(state: Deviations, rows: Tensor) -> list[_Layer]:
     for k, places in _open_places(state).items():
         if places.shape[1]:
             v = prepared.exact.sites[k].source
-            at, constant = signed_unit_rows(prepared, v, places, state.walls.allowances[v])
+            at, constant = signed_unit_rows(
+                prepared, v, places, state.walls.allowances[v]
+            )
             layers.append(_Layer(k, places, at, constant))
     last = prepared.exact.sites[-1].source
     none = torch.zeros(1, 0, dtype=torch.long, device=rows.device)
@@ -116,7 +123,9 @@ def _walk(state: Deviations, layers: list[_Layer]) -> Pulled:
     sites = dict(state.sites)
     for layer in layers:
         walls = with_lines(state.walls, sites, layer.slopes)
-        pulled = pull_back(state.prepared, walls, state.ball.norm, layer.rows, layer.constant)
+        pulled = pull_back(
+            state.prepared, walls, state.ball.norm, layer.rows, layer.constant
+        )
         if layer.site is None:
             return pulled
         sites[layer.site] = _narrowed(state, layer, pulled)
@@ -134,11 +143,16 @@ def _narrowed(state: Deviations, layer: _Layer, pulled: Pulled) -> Replaced:
     for known, shown in ((state.below, low), (state.above, high)):
         before = flat(known[u])
         narrow = torch.minimum(before.gather(1, layer.places), shown.detach())
-        known[u] = before.scatter(1, layer.places, narrow).reshape(known[u].shape)  # what is proved once stays known
-        # The narrower end, with the gradient of the one that has just been shown: it would vanish otherwise.
+        known[u] = before.scatter(1, layer.places, narrow).reshape(
+            known[u].shape
+        )  # what is proved once stays known
+        # The narrower end, with the gradient of the one that has just been shown: it
+        # would vanish otherwise.
         moving = narrow + (shown - shown.detach())
         ends.append(before.scatter(1, layer.places, moving).reshape(known[u].shape))
     inward = torch.zeros_like(state.centre[u])
     if u in prepared.folding:
         inward = state.walls.allowances[u].reshape(inward.shape)
-    return replace_site(site, state.centre[u], state.centre[v], ends[0], ends[1], inward, prepared)
+    return replace_site(
+        site, state.centre[u], state.centre[v], ends[0], ends[1], inward, prepared
+    )

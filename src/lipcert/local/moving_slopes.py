@@ -26,7 +26,9 @@ class MovingSlopes:
         shape = (lines.low_slope.shape[0], rows, *lines.low_slope.shape[2:])
         self.unit = max(graph.steepest, 1e-300)
         self.low = (lines.low_slope / self.unit).expand(shape).clone().requires_grad_()
-        self.high = (lines.high_slope / self.unit).expand(shape).clone().requires_grad_()
+        self.high = (
+            (lines.high_slope / self.unit).expand(shape).clone().requires_grad_()
+        )
 
     def lines(self, site: Replaced) -> Lines:
         """The lines over the interval of the site as it is now.
@@ -39,8 +41,14 @@ class MovingSlopes:
         run = (graph.places[-1] - graph.places[0]).clamp(min=1e-300)
         chord = ((graph.values[-1] - graph.values[0]) / run)[:, None]
         close = 1e-9 * graph.steepest
-        low = torch.where((base.low_slope - chord).abs() > close, self.low * self.unit, base.low_slope)
-        high = torch.where((base.high_slope - chord).abs() > close, self.high * self.unit, base.high_slope)
+        low = torch.where(
+            (base.low_slope - chord).abs() > close, self.low * self.unit, base.low_slope
+        )
+        high = torch.where(
+            (base.high_slope - chord).abs() > close,
+            self.high * self.unit,
+            base.high_slope,
+        )
         return site.lines(low, high)
 
     @torch.no_grad()
@@ -54,7 +62,9 @@ class MovingSlopes:
         return [self.low, self.high]
 
 
-def with_lines(walls: Walls, sites: Mapping[int, Replaced], slopes: Mapping[int, MovingSlopes]) -> Walls:
+def with_lines(
+    walls: Walls, sites: Mapping[int, Replaced], slopes: Mapping[int, MovingSlopes]
+) -> Walls:
     """Walls with lines of these slopes at the sites that have some."""
     relaxations = dict(walls.relaxations)
     for k, moving in slopes.items():
@@ -67,4 +77,6 @@ def better(best: Pulled, other: Pulled, radius: Tensor) -> Pulled:
     """Of every row, what gives the larger bound over the whole ball."""
     larger = other.at(radius) > best.at(radius)
     constant = torch.where(larger, other.constant.detach(), best.constant)
-    return Pulled(constant, torch.where(larger, other.steepness.detach(), best.steepness))
+    return Pulled(
+        constant, torch.where(larger, other.steepness.detach(), best.steepness)
+    )

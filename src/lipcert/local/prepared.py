@@ -29,11 +29,12 @@ _ROW_ENTRIES = 1 << 24
 class Prepared:
     """A captured network in its own type and in float64, with numbers for every node v and every edge.
 
-    executed[v]: γ of the program's type for the roundings of a node; 0 if it only moves entries.
-    proof[v]: γ of float64, for every sum that a row goes through at a node.
-    lost[v]: what an entry loses where products underflow. denormal[v]: whether weights may be taken for zero.
-    offsets[v]: magnitude of the constants that a node adds.
-    norms[v], rows[v]: for every edge ‖A‖ and the norms of the rows of A (a number or a tensor), from above.
+    executed[v]: γ of the program's type for the roundings of a node; 0 if it only moves
+    entries. proof[v]: γ of float64, for every sum that a row goes through at a node.
+    lost[v]: what an entry loses where products underflow. denormal[v]: whether weights
+    may be taken for zero. offsets[v]: magnitude of the constants that a node adds.
+    norms[v], rows[v]: for every edge ‖A‖ and the norms of the rows of A (a number or a
+    tensor), from above.
     """
 
     @torch.no_grad()
@@ -51,14 +52,22 @@ class Prepared:
         self.offsets: dict[int, Tensor] = {}
         self.norms: list[list[float]] = []
         self.rows: list[list[Tensor | float]] = []
-        self.fan_out = max(_use_counts(exact).values())  # rows that meet at a node are added
+        self.fan_out = max(
+            _use_counts(exact).values()
+        )  # rows that meet at a node are added
         for v, node in enumerate(exact.nodes):
             roundings = network.nodes[v].roundings
-            self.executed.append(gamma(roundings + 1, network.dtype) if roundings else 0.0)
+            self.executed.append(
+                gamma(roundings + 1, network.dtype) if roundings else 0.0
+            )
             counts = [edge.op.accumulations for edge in node.edges]
-            self.proof.append(gamma(max(counts, default=0) + len(counts) + self.fan_out + 4))
+            self.proof.append(
+                gamma(max(counts, default=0) + len(counts) + self.fan_out + 4)
+            )
             self.lost.append(underflow_loss(node, roundings, network.dtype))
-            self.denormal.append(any(edge.op.denormal() for edge in network.nodes[v].edges))
+            self.denormal.append(
+                any(edge.op.denormal() for edge in network.nodes[v].edges)
+            )
             if node.offset is not None:
                 self.offsets[v] = node.offset().double().expand(node.shape)
             self.norms.append([_norm(edge.op, like) for edge in node.edges])
@@ -67,7 +76,10 @@ class Prepared:
         self.folding = _folding_nodes(exact)
         self.passing = _passing_nodes(exact)
         self.columned: set[int] = set()
-        if network.dtype == torch.float32 and _entries_of_rows(exact, self.prefix) > _ROW_ENTRIES:
+        if (
+            network.dtype == torch.float32
+            and _entries_of_rows(exact, self.prefix) > _ROW_ENTRIES
+        ):
             self.columned = columned_nodes(exact)
         self.last_reader = _last_readers(exact)
         self._funnels: dict[float, Funnel] = {}
@@ -106,7 +118,9 @@ class Prepared:
         chunk = max(1, _CHUNK_ENTRIES // max(inputs, count))
         for first in range(0, count, chunk):
             places = torch.arange(first, min(first + chunk, count))
-            seed = torch.zeros(len(places), count, dtype=torch.float64, device=self.exact.device)
+            seed = torch.zeros(
+                len(places), count, dtype=torch.float64, device=self.exact.device
+            )
             seed[torch.arange(len(places)), places] = 1.0
             rows = pulled_to_input(self.exact, v, seed.reshape(-1, *shape))
             norms.append(dual_norms(flat(rows), norm))
@@ -159,7 +173,11 @@ def _folding_nodes(network: Network) -> set[int]:
     nodes = set()
     for site in network.sites[1:-1]:
         assert site.slope is not None
-        if counts[site.source] == 1 and site.slope.elementwise and network.nodes[site.source].edges:
+        if (
+            counts[site.source] == 1
+            and site.slope.elementwise
+            and network.nodes[site.source].edges
+        ):
             nodes.add(site.source)
     return nodes
 
@@ -170,7 +188,11 @@ def _passing_nodes(network: Network) -> set[int]:
     nodes = set()
     for node in network.nodes:
         for edge in node.edges:
-            if counts[edge.source] == 1 and isinstance(edge.op, Identity | Scale) and network.nodes[edge.source].edges:
+            if (
+                counts[edge.source] == 1
+                and isinstance(edge.op, Identity | Scale)
+                and network.nodes[edge.source].edges
+            ):
                 nodes.add(edge.source)
     return nodes
 
@@ -187,7 +209,9 @@ def _row_norms(op: LinearOp) -> Tensor | float:
     if isinstance(op, Dense):
         return dual_norms(op.weight(), 2)
     if isinstance(op, Convolution):
-        lengths = dual_norms(op.weight().flatten(1), 2)  # zeros around the image only remove terms
+        lengths = dual_norms(
+            op.weight().flatten(1), 2
+        )  # zeros around the image only remove terms
         return lengths.reshape(-1, *(1,) * (len(op.out_shape) - 1))
     if isinstance(op, Scale):
         return op.factor().double().abs() * (1 + gamma(4))

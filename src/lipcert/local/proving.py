@@ -54,18 +54,23 @@ class Point:
         return every[every != self.prediction[:, None]].reshape(count, classes - 1)
 
 
-def proved_radius(prepared: Prepared, point: Point, ball: Ball, effort: Effort) -> Tensor:
+def proved_radius(
+    prepared: Prepared, point: Point, ball: Ball, effort: Effort
+) -> Tensor:
     """(B,): a radius up to that of the ball within which the prediction is proved; that of the ball if all of it is.
 
-    Where columns can be followed, that is tried first, one input at a time; rows for all that is not settled then, if
-    they are likely to help. What has failed is tried again with slopes that are searched for together, if asked for.
+    Where columns can be followed, that is tried first, one input at a time; rows for
+    all that is not settled then, if they are likely to help. What has failed is tried
+    again with slopes that are searched for together, if asked for.
     """
     if prepared.columned:
         radii = []
         for one, around in _one_by_one(point, ball):
             radius, close = _tried(prepared, one, around, effort, every_row=False)
             if close:
-                radius = torch.maximum(radius, _tried(prepared, one, around, effort, every_row=True)[0])
+                radius = torch.maximum(
+                    radius, _tried(prepared, one, around, effort, every_row=True)[0]
+                )
             radii.append(radius)
         proved = torch.cat(radii)
     else:
@@ -73,16 +78,22 @@ def proved_radius(prepared: Prepared, point: Point, ball: Ball, effort: Effort) 
     if effort.inner_steps:
         for i, (one, around) in enumerate(_one_by_one(point, ball)):
             if proved[i] < around.radius[0]:
-                proved[i] = torch.maximum(proved[i], _searched(prepared, one, around, effort.inner_steps)[0])
+                proved[i] = torch.maximum(
+                    proved[i], _searched(prepared, one, around, effort.inner_steps)[0]
+                )
     return proved
 
 
 def _one_by_one(point: Point, ball: Ball) -> Iterator[tuple[Point, Ball]]:
-    for index in torch.split(torch.arange(len(point.prediction), device=ball.radius.device), 1):
+    for index in torch.split(
+        torch.arange(len(point.prediction), device=ball.radius.device), 1
+    ):
         yield point.take(index), Ball(ball.norm, ball.radius[index])
 
 
-def _tried(prepared: Prepared, point: Point, ball: Ball, effort: Effort, every_row: bool) -> tuple[Tensor, bool]:
+def _tried(
+    prepared: Prepared, point: Point, ball: Ball, effort: Effort, every_row: bool
+) -> tuple[Tensor, bool]:
     """Proved radii, and whether the proof of an input has failed narrowly."""
     state = follow(prepared, ball, dict(point.values), every_row)
     rows = margin_rows(point)
@@ -105,7 +116,9 @@ def _searched(prepared: Prepared, point: Point, ball: Ball, steps: int) -> Tenso
     pulled = _pulled(state, rows)
     radius = radius_of(state, point, pulled)
     if len(_within_reach(radius, point, pulled, ball, _WITHIN_SEARCH)):
-        better = _improved(partial(search_jointly, state, steps=steps), state, point, rows, pulled)
+        better = _improved(
+            partial(search_jointly, state, steps=steps), state, point, rows, pulled
+        )
         radius = torch.maximum(radius, radius_of(state, point, better))
     return radius
 
@@ -115,7 +128,13 @@ def _pulled(state: Deviations, rows: Tensor) -> Pulled:
     """Rows of the logits at the input."""
     prepared = state.prepared
     constant = torch.zeros(rows.shape[:2], dtype=torch.float64, device=rows.device)
-    return pull_back(prepared, state.walls, state.ball.norm, {prepared.exact.sites[-1].source: rows}, constant)
+    return pull_back(
+        prepared,
+        state.walls,
+        state.ball.norm,
+        {prepared.exact.sites[-1].source: rows},
+        constant,
+    )
 
 
 @torch.no_grad()
@@ -129,14 +148,23 @@ def promised_radius(prepared: Prepared, point: Point, norm: float) -> Tensor:
 
 
 def _promised(prepared: Prepared, point: Point, norm: float) -> Tensor:
-    tiny = torch.full((len(point.prediction),), _TINY_BALL, dtype=torch.float64, device=point.logits.device)
+    tiny = torch.full(
+        (len(point.prediction),),
+        _TINY_BALL,
+        dtype=torch.float64,
+        device=point.logits.device,
+    )
     state = follow(prepared, Ball(norm, tiny), dict(point.values), every_row=False)
     pulled = _pulled(state, margin_rows(point))
-    ratios = (point.margins() + pulled.constant) / pulled.steepness.clamp(min=torch.finfo(torch.float64).tiny)
+    ratios = (point.margins() + pulled.constant) / pulled.steepness.clamp(
+        min=torch.finfo(torch.float64).tiny
+    )
     return ratios.amin(1).clamp(min=0.0, max=_FARTHEST).nan_to_num(0.0)
 
 
-def _within_reach(radius: Tensor, point: Point, pulled: Pulled, ball: Ball, share: float) -> Tensor:
+def _within_reach(
+    radius: Tensor, point: Point, pulled: Pulled, ball: Ball, share: float
+) -> Tensor:
     """The inputs for which the proof has failed by less than a share of their margin, so that better slopes may do."""
     margins = point.margins()
     worst = ((margins + pulled.at(ball.radius)) / margins.clamp(min=1e-300)).amin(1)
@@ -144,7 +172,9 @@ def _within_reach(radius: Tensor, point: Point, pulled: Pulled, ball: Ball, shar
     return ((radius < ball.radius) & close).nonzero().flatten()
 
 
-def _improved(improve: Improve, state: Deviations, point: Point, rows: Tensor, pulled: Pulled) -> Pulled:
+def _improved(
+    improve: Improve, state: Deviations, point: Point, rows: Tensor, pulled: Pulled
+) -> Pulled:
     """Better bounds for the rows that fail, which are few."""
     margins = point.margins()
     bounds = margins + pulled.at(state.ball.radius)
@@ -159,7 +189,9 @@ def _improved(improve: Improve, state: Deviations, point: Point, rows: Tensor, p
 
 def margin_rows(point: Point) -> Tensor:
     """(B, K−1, K): unit rows of the predicted class minus those of the others."""
-    unit = torch.eye(point.logits.shape[1], dtype=torch.float64, device=point.logits.device)
+    unit = torch.eye(
+        point.logits.shape[1], dtype=torch.float64, device=point.logits.device
+    )
     return unit[point.prediction][:, None] - unit[point.others()]
 
 
@@ -170,8 +202,14 @@ def radius_of(state: Deviations, point: Point, pulled: Pulled) -> Tensor:
     slack = margins + pulled.constant
     slack = slack - gamma(4) * (margins.abs() + pulled.constant.abs())
     whole = (margins + pulled.at(radius) - gamma(6) * margins.abs() > 0).all(1)
-    ratios = torch.where(slack > 0, slack / pulled.steepness.clamp(min=torch.finfo(torch.float64).tiny), 0.0)
+    ratios = torch.where(
+        slack > 0,
+        slack / pulled.steepness.clamp(min=torch.finfo(torch.float64).tiny),
+        0.0,
+    )
     shorter = torch.minimum(ratios.amin(1) * _ROUND_DOWN, radius)
     proved = torch.where(whole, radius, shorter.clamp(min=0.0))
-    in_range = torch.stack(state.largest).amax(0) <= LARGEST[state.prepared.network.dtype]
+    in_range = (
+        torch.stack(state.largest).amax(0) <= LARGEST[state.prepared.network.dtype]
+    )
     return torch.where(in_range & torch.isfinite(proved), proved, 0.0)

@@ -1,9 +1,10 @@
 """Rows at a node, pulled back to the input through lines in place of the nonlinearities.
 
-For a node w that computes v = Σ_e A_e v_e + b as executed, deviations from the centre satisfy Δ_w = Σ_e A_e Δ_e + δ_w
-with |δ_w| ≤ η_w, rounding at both points. So a row y at w is the rows A_eᵀy at the sources, less |y|·η_w. Computed rows
-are off by γ|A_e|ᵀ|y| themselves; times the deviations of the sources, that is part of η_w too (see `deviations`). At
-the input, y·Δ ≥ −ρ‖y‖ with the dual norm.
+For a node w that computes v = Σ_e A_e v_e + b as executed, deviations from the centre
+satisfy Δ_w = Σ_e A_e Δ_e + δ_w with |δ_w| ≤ η_w, rounding at both points. So a row y at
+w is the rows A_eᵀy at the sources, less |y|·η_w. Computed rows are off by γ|A_e|ᵀ|y|
+themselves; times the deviations of the sources, that is part of η_w too (see
+`deviations`). At the input, y·Δ ≥ −ρ‖y‖ with the dual norm.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class Pulled:
 class Walls:
     """What rows meet on their way: allowances η, (B, 1, n), of linear nodes, and the relaxations of sites.
 
-    folded: nodes whose allowances are part of what the only site or node that reads them asks for.
+    folded: nodes whose allowances are part of what the only site or node that reads
+    them asks for.
     """
 
     allowances: dict[int, Tensor]
@@ -71,7 +73,9 @@ class Walls:
     def take(self, index: Tensor) -> Walls:
         """Those of some inputs."""
         allowances = {v: value[index] for v, value in self.allowances.items()}
-        relaxations = {k: relaxation.take(index) for k, relaxation in self.relaxations.items()}
+        relaxations = {
+            k: relaxation.take(index) for k, relaxation in self.relaxations.items()
+        }
         return Walls(allowances, relaxations, self.folded)
 
     def charge(self, v: int, rows: Tensor) -> Tensor:
@@ -81,7 +85,9 @@ class Walls:
         return -dot(rows.abs(), self.allowances[v])
 
 
-def pull_back(prepared: Prepared, walls: Walls, norm: float, rows: Rows, constant: Tensor) -> Pulled:
+def pull_back(
+    prepared: Prepared, walls: Walls, norm: float, rows: Rows, constant: Tensor
+) -> Pulled:
     """The rows at the input; `constant`, (B, R), is what is known beforehand."""
     network, values = prepared.exact, dict(rows)
     total, size, count = constant, constant.abs(), 4
@@ -108,12 +114,16 @@ def pull_back(prepared: Prepared, walls: Walls, norm: float, rows: Rows, constan
             part = walls.charge(v, y)
             for edge in network.nodes[v].edges:
                 pulled = edge.op.adjoint(y.flatten(0, 1))
-                _add(values, edge.source, pulled.reshape(*y.shape[:2], *edge.op.in_shape))
+                _add(
+                    values, edge.source, pulled.reshape(*y.shape[:2], *edge.op.in_shape)
+                )
         total, size, count = total + part, size + part.abs(), count + 1
     return Pulled(total - gamma(count) * size - VANISHED, steepness)
 
 
-def signed_unit_rows(prepared: Prepared, v: int, places: Tensor, allowance: Tensor) -> tuple[Rows, Tensor]:
+def signed_unit_rows(
+    prepared: Prepared, v: int, places: Tensor, allowance: Tensor
+) -> tuple[Rows, Tensor]:
     """±(unit row) for each place of a linear node, (B, R), as rows at its sources: (B, 2R, …), and constants, (B, 2R).
 
     Rows of a dense layer are those of its weight, so that nothing need be multiplied.
@@ -125,9 +135,13 @@ def signed_unit_rows(prepared: Prepared, v: int, places: Tensor, allowance: Tens
         if isinstance(edge.op, Dense) and len(node.shape) == 1:
             chosen = edge.op.weight()[places]
         else:
-            seed = torch.zeros(count, rows, prod(node.shape), dtype=torch.float64, device=places.device)
+            seed = torch.zeros(
+                count, rows, prod(node.shape), dtype=torch.float64, device=places.device
+            )
             seed.scatter_(2, places[:, :, None], 1.0)
-            chosen = edge.op.adjoint(seed.reshape(count * rows, *node.shape)).reshape(count, rows, *edge.op.in_shape)
+            chosen = edge.op.adjoint(seed.reshape(count * rows, *node.shape)).reshape(
+                count, rows, *edge.op.in_shape
+            )
         _add(rows_at, edge.source, torch.cat([chosen, -chosen], 1))
     constant = -allowance[:, 0].gather(1, places)
     return rows_at, torch.cat([constant, constant], 1)

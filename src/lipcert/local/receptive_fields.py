@@ -1,12 +1,14 @@
 """Where the rows of a convolutional node are not zero: windows that grow on the way to the input.
 
-A unit row at place (c, y, x) of a node v, pulled back to a node u, lives in a window of u whose corner is at
-step·(y, x) + corner: convolutions multiply the step by their stride and widen the window by their kernel.
+A unit row at place (c, y, x) of a node v, pulled back to a node u, lives in a window of
+u whose corner is at step·(y, x) + corner: convolutions multiply the step by their
+stride and widen the window by their kernel.
 
     v: 1×1, then a 3×3 convolution of stride 2, padding 1:  step 2, corner −1, size 3
        then a 3×3 convolution of stride 1, padding 1:       step 2, corner −2, size 5
 
-Once a window is as large as the image, rows have the shape of the image: step 0, corner 0.
+Once a window is as large as the image, rows have the shape of the image: step 0, corner
+0.
 """
 
 from __future__ import annotations
@@ -80,11 +82,15 @@ def frames_of(network: Network, v: int) -> dict[int, Frame] | None:
         if index is not None:
             site = network.sites[index]
             assert site.slope is not None
-            if not site.slope.elementwise or not _join(frames, site.source, frames[w], network):
+            if not site.slope.elementwise or not _join(
+                frames, site.source, frames[w], network
+            ):
                 return None
             continue
         for edge in network.nodes[w].edges:
-            if not _keeps_windows(edge.op) or not _join(frames, edge.source, frames[w].through(edge.op), network):
+            if not _keeps_windows(edge.op) or not _join(
+                frames, edge.source, frames[w].through(edge.op), network
+            ):
                 return None
     if 0 in frames and frames[0].whole(network.input_shape):
         frames[0] = image_frame(network.input_shape)

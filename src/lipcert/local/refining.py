@@ -28,7 +28,9 @@ def refine_deviations(state: Deviations, v: int) -> tuple[Tensor, Tensor] | None
         return None
     needed = torch.zeros_like(state.below[v], dtype=torch.bool)
     for k in prepared.sites_of_source[v]:
-        needed |= needs_rows(prepared.exact.sites[k], state.centre[v], state.below[v], state.above[v])
+        needed |= needs_rows(
+            prepared.exact.sites[k], state.centre[v], state.below[v], state.above[v]
+        )
     if not bool(needed.any()):
         return None
     frames = prepared.frames(v)
@@ -37,16 +39,23 @@ def refine_deviations(state: Deviations, v: int) -> tuple[Tensor, Tensor] | None
     return _by_rows(state, v, needed)
 
 
-def _by_windows(state: Deviations, v: int, needed: Tensor, frames: dict[int, Frame]) -> tuple[Tensor, Tensor]:
+def _by_windows(
+    state: Deviations, v: int, needed: Tensor, frames: dict[int, Frame]
+) -> tuple[Tensor, Tensor]:
     below, above = state.below[v].clone(), state.above[v].clone()
     scene = Scene(state.prepared.exact, v, frames)
     every = needed.nonzero()
-    entries = [prod(frame.size) * state.prepared.exact.nodes[u].shape[0] for u, frame in frames.items()]
+    entries = [
+        prod(frame.size) * state.prepared.exact.nodes[u].shape[0]
+        for u, frame in frames.items()
+    ]
     chunk = max(1, _ROWS_BYTES // (2 * _PASSES * 8 * max(entries)))
     for some in torch.split(every, chunk):
         places = Places(*some.unbind(1))
         signs = torch.ones(2 * len(some), dtype=torch.float64, device=some.device)
-        signs[len(some) :] = -1.0  # rows of +1 show how far entries fall, rows of −1 how far they rise
+        signs[
+            len(some) :
+        ] = -1.0  # rows of +1 show how far entries fall, rows of −1 how far they rise
         both = places.twice()
         pulled = pull_windows(scene, state.walls, state.ball.norm, both, signs)
         low, high = (-pulled.at(state.ball.radius[both.image])).clamp(min=0).chunk(2)
@@ -60,11 +69,14 @@ def _by_rows(state: Deviations, v: int, needed: Tensor) -> tuple[Tensor, Tensor]
     prepared = state.prepared
     wanted = flat(needed)
     most = int(wanted.sum(1).max())
-    # The wanted places of every input come first; inputs that want fewer are filled up with others, to no harm.
+    # The wanted places of every input come first; inputs that want fewer are filled up
+    # with others, to no harm.
     order = wanted.to(torch.int8).argsort(stable=True, dim=1, descending=True)[:, :most]
     below, above = flat(state.below[v]).clone(), flat(state.above[v]).clone()
     for places in torch.split(order, _chunk(state, v), dim=1):
-        rows, constant = signed_unit_rows(prepared, v, places, state.walls.allowances[v])
+        rows, constant = signed_unit_rows(
+            prepared, v, places, state.walls.allowances[v]
+        )
         pulled = pull_back(prepared, state.walls, state.ball.norm, rows, constant)
         low, high = (-pulled.at(state.ball.radius)).clamp(min=0).chunk(2, dim=1)
         below.scatter_(1, places, torch.minimum(below.gather(1, places), low))

@@ -1,7 +1,8 @@
 """What a nonlinearity is replaced by over a ball: lines below and above it, whichever the sign of a row asks for.
 
-All is about deviations: ζ = z′ − z at the input of a site and Δ = φ̂(z′) − φ̂(z) at its output, both as executed. A
-relaxation promises, entry by entry, λ_low·ζ + μ_low ≤ Δ ≤ λ_high·ζ + μ_high. So for a row y
+All is about deviations: ζ = z′ − z at the input of a site and Δ = φ̂(z′) − φ̂(z) at its
+output, both as executed. A relaxation promises, entry by entry, λ_low·ζ + μ_low ≤ Δ ≤
+λ_high·ζ + μ_high. So for a row y
 
     y·Δ ≥ (y⁺λ_low + y⁻λ_high)·ζ + y⁺μ_low + y⁻μ_high,      y⁺ = max(y, 0), y⁻ = min(y, 0).
 """
@@ -40,7 +41,8 @@ class Relaxation(ABC):
     def pull(self, rows: Tensor) -> tuple[Tensor | None, Tensor]:
         """Rows at the output, (B, R, …), become rows at the input (None: zero) and constants, (B, R).
 
-        In the code y⁺a + y⁻b is y(a+b)/2 + |y|(a−b)/2, which takes fewer passes over the rows.
+        In the code y⁺a + y⁻b is y(a+b)/2 + |y|(a−b)/2, which takes fewer passes over
+        the rows.
         """
         sizes = rows.abs()
         constant = dot(rows, self.middle()) + dot(sizes, self.spread())
@@ -94,8 +96,9 @@ class Constants(Relaxation):
 class Picks(Relaxation):
     """Largest entries of disjoint sets, as max-pooling gives: no smaller than the entry that has been picked in each.
 
-    `settled`, (B, …): where no other entry can be larger, so that the largest entry is the picked one. `extremum` is 1,
-    or −1 for smallest entries. `picking`, (B, …), is a point at which the function returns what has been picked.
+    `settled`, (B, …): where no other entry can be larger, so that the largest entry is
+    the picked one. `extremum` is 1, or −1 for smallest entries. `picking`, (B, …), is a
+    point at which the function returns what has been picked.
     """
 
     function: Callable[[Tensor], Tensor]
@@ -106,7 +109,9 @@ class Picks(Relaxation):
     high: Tensor
 
     def _pull(self, rows: Tensor, sizes: Tensor) -> Tensor:
-        kept = torch.where(self.settled[:, None] | (self.extremum * rows > 0), rows, 0.0)
+        kept = torch.where(
+            self.settled[:, None] | (self.extremum * rows > 0), rows, 0.0
+        )
         point = self.picking[:, None].repeat_interleave(kept.shape[1], 1)
         pulled = adjoint_at(self.function, point.flatten(0, 1), kept.flatten(0, 1))
         return pulled.reshape(point.shape)
@@ -129,9 +134,10 @@ class Plane(Relaxation):
 def widened(values: Tensor, size: Tensor, outward: int, first: int = 1) -> Tensor:
     """Intercepts moved away so far that their products with rows, summed in any order, stay on the right side.
 
-    A sum of n products is off by at most γ_n times the sum of the absolute products. Means and half differences of
-    two intercepts are summed apart; together their sizes are at most twice the larger one. So 4γ_{n+6} is enough, if
-    both intercepts of an entry are widened by the larger size.
+    A sum of n products is off by at most γ_n times the sum of the absolute products.
+    Means and half differences of two intercepts are summed apart; together their sizes
+    are at most twice the larger one. So 4γ_{n+6} is enough, if both intercepts of an
+    entry are widened by the larger size.
     """
     count = prod(values.shape[first:])
     return values + outward * 4 * gamma(count + 6) * size

@@ -1,7 +1,7 @@
 """The relaxation of every kind of site, from the interval of its input.
 
-Executed nonlinearities are off by e, as their `ulps` say: φ̂(z′) = φ(z′) ± e. Intercepts contain e, and the error of
-float64 products with rows, γ₆₄·|λ|·|ζ|.
+Executed nonlinearities are off by e, as their `ulps` say: φ̂(z′) = φ(z′) ± e.
+Intercepts contain e, and the error of float64 products with rows, γ₆₄·|λ|·|ζ|.
 """
 
 from __future__ import annotations
@@ -15,7 +15,14 @@ from torch import Tensor
 from lipcert.local.funnels import dual_norms, flat
 from lipcert.local.grids import Grid, grid
 from lipcert.local.prepared import Prepared
-from lipcert.local.relaxations import Constants, Lines, Picks, Plane, Relaxation, widened
+from lipcert.local.relaxations import (
+    Constants,
+    Lines,
+    Picks,
+    Plane,
+    Relaxation,
+    widened,
+)
 from lipcert.network.normal_form import Site
 from lipcert.network.slopes import Slope
 from lipcert.network.tangents import LocalSlope, adjoint_at
@@ -26,8 +33,9 @@ from lipcert.rounding import UNIT_ROUNDOFF, gamma
 class Replaced:
     """A relaxation with the range of the output, Δ ∈ [−below, above], e, and the grid it was made from, if any.
 
-    allowance: e, and what products with rows are off by. inward: η of the node before, if rows reach it by this site
-    alone: then it is part of the intercepts, |y|·|λ|·η for a row y.
+    allowance: e, and what products with rows are off by. inward: η of the node before,
+    if rows reach it by this site alone: then it is part of the intercepts, |y|·|λ|·η
+    for a row y.
     """
 
     relaxation: Relaxation
@@ -59,7 +67,12 @@ class Replaced:
         inward = self.inward[:, None]
         low, high = low - low_slope.abs() * inward, high + high_slope.abs() * inward
         size = torch.maximum(low.abs(), high.abs())
-        return Lines(low_slope, high_slope, widened(low, size, -1, first=2), widened(high, size, 1, first=2))
+        return Lines(
+            low_slope,
+            high_slope,
+            widened(low, size, -1, first=2),
+            widened(high, size, 1, first=2),
+        )
 
 
 def needs_rows(site: Site, centre: Tensor, below: Tensor, above: Tensor) -> Tensor:
@@ -70,7 +83,9 @@ def needs_rows(site: Site, centre: Tensor, below: Tensor, above: Tensor) -> Tens
         return (below + above) > 0
     needed = torch.zeros_like(centre, dtype=torch.bool)
     for kink in slope.kinks:
-        place = torch.as_tensor(kink() if callable(kink) else kink, dtype=centre.dtype, device=centre.device)
+        place = torch.as_tensor(
+            kink() if callable(kink) else kink, dtype=centre.dtype, device=centre.device
+        )
         needed |= (centre - below < place) & (place < centre + above)
     return needed
 
@@ -83,7 +98,13 @@ def is_flat(site: Site, centre: Tensor, below: Tensor, above: Tensor) -> Tensor:
 
 
 def replace_site(
-    site: Site, centre: Tensor, value: Tensor, below: Tensor, above: Tensor, inward: Tensor, prepared: Prepared
+    site: Site,
+    centre: Tensor,
+    value: Tensor,
+    below: Tensor,
+    above: Tensor,
+    inward: Tensor,
+    prepared: Prepared,
 ) -> Replaced:
     """The relaxation of a site whose input is in [centre − below, centre + above], and `value` at the centre."""
     slope = site.slope
@@ -95,7 +116,9 @@ def replace_site(
     span = torch.maximum(below, above)
     size = flat(centre.abs() + span).amax(1).reshape(-1, *(1,) * (value.dim() - 1))
     low, high = _range(site, slope, centre, value, below, above)
-    error = _error(slope, value.abs() + torch.maximum(-low, high), size, centre, value, prepared)
+    error = _error(
+        slope, value.abs() + torch.maximum(-low, high), size, centre, value, prepared
+    )
     if slope.extremum:
         return _picks(site, slope, centre, value, below, above, error, prepared)
     low, high = low - error, high + error
@@ -103,7 +126,13 @@ def replace_site(
 
 
 def _plane(
-    site: Site, slope: LocalSlope, centre: Tensor, value: Tensor, below: Tensor, above: Tensor, prepared: Prepared
+    site: Site,
+    slope: LocalSlope,
+    centre: Tensor,
+    value: Tensor,
+    below: Tensor,
+    above: Tensor,
+    prepared: Prepared,
 ) -> Replaced:
     """φ̂(c + ζ) − φ̂(c) = J(c)ζ ± (remainder + rounding at both points); |J(c)ζ| is bounded entry by entry."""
     function, tangent = site.function, slope.tangent
@@ -112,8 +141,13 @@ def _plane(
     reach = torch.maximum(below, above)
     steps = tangent.linear(centre, reach)
     error = tangent.error(centre, reach, prepared.network.dtype)
-    slack = tangent.remainder(centre, reach) + 2 * error + tangent.pulling_error(centre, reach)
-    # Rows that meet before the site are added to those of other sites: that rounds |J|ᵀ|y| once for each.
+    slack = (
+        tangent.remainder(centre, reach)
+        + 2 * error
+        + tangent.pulling_error(centre, reach)
+    )
+    # Rows that meet before the site are added to those of other sites: that rounds
+    # |J|ᵀ|y| once for each.
     slack = (slack + gamma(prepared.fan_out + 2) * steps) * (1 + gamma(6))
     range_ = (steps + slack) * (1 + gamma(2))
     relaxation = Plane(function, tangent, centre, *_outwards(-slack, slack))
@@ -126,11 +160,20 @@ def _outwards(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     return widened(low, size, -1)[:, None], widened(high, size, 1)[:, None]
 
 
-def _error(slope: Slope, outputs: Tensor, inputs: Tensor, centre: Tensor, value: Tensor, prepared: Prepared) -> Tensor:
+def _error(
+    slope: Slope,
+    outputs: Tensor,
+    inputs: Tensor,
+    centre: Tensor,
+    value: Tensor,
+    prepared: Prepared,
+) -> Tensor:
     """e: the rounding of the nonlinearity as executed and as the proof computes it, from the largest values."""
     entries = max(prod(centre.shape[1:]), prod(value.shape[1:]))
     lipschitz = float(slope.lipschitz())
-    relative = 2.01 * slope.roundings(entries) * (prepared.unit + UNIT_ROUNDOFF[torch.float64])
+    relative = (
+        2.01 * slope.roundings(entries) * (prepared.unit + UNIT_ROUNDOFF[torch.float64])
+    )
     flushed = (1 + lipschitz) * 2.0**21 * torch.finfo(prepared.network.dtype).tiny
     return relative * (outputs + lipschitz * inputs) + flushed
 
@@ -151,13 +194,20 @@ def _elementwise(
     outputs = value.abs() + torch.maximum(-low, high)
     error = _error(slope, outputs, centre.abs() + span, centre, value, prepared)
     allowance = error + 4 * gamma(prepared.fan_out + 6) * graph.steepest * span
-    bare = Replaced(Constants(low, high), error - low, error + high, error, allowance, inward, graph)
+    bare = Replaced(
+        Constants(low, high), error - low, error + high, error, allowance, inward, graph
+    )
     lines = bare.lines(graph.steep(-1)[:, None], graph.steep(1)[:, None])
     return replace(bare, relaxation=lines)
 
 
 def _range(
-    site: Site, slope: Slope, centre: Tensor, value: Tensor, below: Tensor, above: Tensor
+    site: Site,
+    slope: Slope,
+    centre: Tensor,
+    value: Tensor,
+    below: Tensor,
+    above: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Bounds on φ(z′) − φ̂(z): from monotonicity, and from the Lipschitz constant in l2."""
     assert site.function is not None
@@ -189,7 +239,13 @@ def _picks(
     outward = gamma(4) * (centre.abs() + below + above)
     low, high = centre - below - outward, centre + above + outward
     near, far = (low, high) if sign > 0 else (high, low)
-    ranks = flat(near).argsort(stable=True, dim=1).argsort(dim=1).double().reshape(near.shape)  # no two are equal
+    ranks = (
+        flat(near)
+        .argsort(stable=True, dim=1)
+        .argsort(dim=1)
+        .double()
+        .reshape(near.shape)
+    )  # no two are equal
     chosen = adjoint_at(function, ranks, torch.ones_like(value)) > 0
     picked = function(torch.where(chosen, centre, -sign * torch.inf))
     others = function(torch.where(chosen, -sign * torch.inf, far))
@@ -199,8 +255,17 @@ def _picks(
     slack = gamma(8) * (value.abs() + picked.abs() + function(far).abs()) + error
     # What is pulled back is at most the largest span of the entries, times a row.
     span = torch.maximum(below, above)
-    slack = slack + gamma(prepared.fan_out + 6) * flat(span).amax(1).reshape(-1, *(1,) * (value.dim() - 1))
+    slack = slack + gamma(prepared.fan_out + 6) * flat(span).amax(1).reshape(
+        -1, *(1,) * (value.dim() - 1)
+    )
     line_low, line_high = (line, end) if sign > 0 else (end, line)
-    reach_low, reach_high = function(low) - value - slack, function(high) - value + slack
-    relaxation = Picks(function, ranks, settled, sign, *_outwards(line_low - slack, line_high + slack))
-    return Replaced(relaxation, -reach_low, reach_high, error, slack, torch.zeros_like(centre))
+    reach_low, reach_high = (
+        function(low) - value - slack,
+        function(high) - value + slack,
+    )
+    relaxation = Picks(
+        function, ranks, settled, sign, *_outwards(line_low - slack, line_high + slack)
+    )
+    return Replaced(
+        relaxation, -reach_low, reach_high, error, slack, torch.zeros_like(centre)
+    )

@@ -1,9 +1,10 @@
 """Rounding errors that reach the entries of an image, by rows: what zonotopes cannot follow by columns.
 
-With one slope λ for every nonlinearity, e_v = Σ_w B_vw δ_w for the errors |δ_w| ≤ own_w that nodes w make themselves. A
-row y of B_vw is pulled back from v, inside its window, and pays |y|·own_w at every node w. Where windows become large
-it ends, and pays |y|·E_w for all that comes before. Computed rows are off by γ|A|ᵀ|y|, which is part of own_w too. All
-is in float32, for errors of errors are small.
+With one slope λ for every nonlinearity, e_v = Σ_w B_vw δ_w for the errors |δ_w| ≤ own_w
+that nodes w make themselves. A row y of B_vw is pulled back from v, inside its window,
+and pays |y|·own_w at every node w. Where windows become large it ends, and pays |y|·E_w
+for all that comes before. Computed rows are off by γ|A|ᵀ|y|, which is part of own_w
+too. All is in float32, for errors of errors are small.
 """
 
 from __future__ import annotations
@@ -29,11 +30,15 @@ Images = dict[int, Tensor]
 """(C, H, W) for each node."""
 
 
-def rounding_by_rows(scene: Scene, own: Images, total: Images, slopes: Images, wanted: Tensor) -> Tensor:
+def rounding_by_rows(
+    scene: Scene, own: Images, total: Images, slopes: Images, wanted: Tensor
+) -> Tensor:
     """(n,): bounds on |e| for the entries of an image that are wanted, in the order of `nonzero`."""
     entries = []
     for u, frame in scene.frames.items():
-        entries.append(min(prod(frame.size) * scene.network.nodes[u].shape[0], _LARGEST_WINDOW))
+        entries.append(
+            min(prod(frame.size) * scene.network.nodes[u].shape[0], _LARGEST_WINDOW)
+        )
     bounds = []
     for some in torch.split(wanted.nonzero(), max(1, _CHUNK_ENTRIES // max(entries))):
         places = Places(torch.zeros_like(some[:, 0]), *some.unbind(1))
@@ -42,7 +47,9 @@ def rounding_by_rows(scene: Scene, own: Images, total: Images, slopes: Images, w
     return torch.cat(bounds) + _VANISHED * (1 + largest)
 
 
-def _pulled(scene: Scene, own: Images, total: Images, slopes: Images, places: Places) -> Tensor:
+def _pulled(
+    scene: Scene, own: Images, total: Images, slopes: Images, places: Places
+) -> Tensor:
     network = scene.network
     seed = F.one_hot(places.channel, network.nodes[scene.v].shape[0]).float()
     rows = {scene.v: seed[:, None, None, :]}
@@ -55,7 +62,9 @@ def _pulled(scene: Scene, own: Images, total: Images, slopes: Images, places: Pl
         index = network.site_of_output.get(w)
         ends = index is not None and prod(y.shape[1:]) > _LARGEST_WINDOW
         charge = total if ends else own
-        paid = paid + inner_products(y.abs(), scene.look("charge", w, partial(_upwards, charge[w]), places))
+        paid = paid + inner_products(
+            y.abs(), scene.look("charge", w, partial(_upwards, charge[w]), places)
+        )
         summed += prod(y.shape[1:]) + 2
         if ends:
             continue
@@ -63,7 +72,9 @@ def _pulled(scene: Scene, own: Images, total: Images, slopes: Images, places: Pl
             through_edges(scene, rows, w, y, places)
         else:
             source = network.sites[index].source
-            pulled = scene.look("slope", w, partial(_exactly, slopes[w]), places).mul_(y)
+            pulled = scene.look("slope", w, partial(_exactly, slopes[w]), places).mul_(
+                y
+            )
             if source in rows:
                 pulled = rows[source] + pulled
             rows[source] = pulled

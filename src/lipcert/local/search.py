@@ -19,8 +19,9 @@ _CLOSE = 1.02
 def largest_radius(prove: Prove, point: Point, start: Tensor, guess: Tensor) -> Tensor:
     """(B,): radii found by doubling and bisection, at least known ones (0 where nothing is known).
 
-    A ball of radius ρ for which the proof fails still proves a smaller radius: the relaxations over the larger ball
-    hold in the smaller one. So every trial raises the proved radius, and the search goes on only where it can gain.
+    A ball of radius ρ for which the proof fails still proves a smaller radius: the
+    relaxations over the larger ball hold in the smaller one. So every trial raises the
+    proved radius, and the search goes on only where it can gain.
     """
     proved, failed = start.clone(), torch.full_like(start, torch.inf)
     trial = torch.maximum(guess, 1.5 * start)
@@ -32,7 +33,9 @@ def largest_radius(prove: Prove, point: Point, start: Tensor, guess: Tensor) -> 
         tried = trial[index]
         found = prove(point.take(index), tried)
         proved[index] = torch.maximum(proved[index], found)
-        failed[index] = torch.where(found < tried, torch.minimum(failed[index], tried), failed[index])
+        failed[index] = torch.where(
+            found < tried, torch.minimum(failed[index], tried), failed[index]
+        )
         trial = _next_trial(proved, failed, trial)
     return proved
 

@@ -1,7 +1,8 @@
 """Better slopes for the lines: some steps of gradient ascent on the bounds of rows.
 
-Every slope gives lines that hold (see `grids`), so nothing of the search for them need be exact: the bounds that are
-kept are computed like all others, and the best of all steps counts for every row.
+Every slope gives lines that hold (see `grids`), so nothing of the search for them need
+be exact: the bounds that are kept are computed like all others, and the best of all
+steps counts for every row.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ _DECAY = 0.9
 class Effort:
     """Steps of ascent for the slopes of lines, on the bounds of the differences of logits.
 
-    last_steps: for the slopes that these rows meet, with the intervals inside as they are. inner_steps: for the slopes
-    of all rows together (see `joint_search`), where the former did not do.
+    last_steps: for the slopes that these rows meet, with the intervals inside as they
+    are. inner_steps: for the slopes of all rows together (see `joint_search`), where
+    the former did not do.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
@@ -37,10 +39,21 @@ class Effort:
     inner_steps: int = 0
 
 
-def sharpen(state: Deviations, node: int, rows: Tensor, best: Pulled, margins: Tensor, steps: int) -> Pulled:
+def sharpen(
+    state: Deviations,
+    node: int,
+    rows: Tensor,
+    best: Pulled,
+    margins: Tensor,
+    steps: int,
+) -> Pulled:
     """Slopes for every row at a node by itself; rows whose bound exceeds −margin need no better one."""
     constant = torch.zeros_like(best.constant)
-    slopes = {k: MovingSlopes(site, rows.shape[1]) for k, site in state.sites.items() if site.grid is not None}
+    slopes = {
+        k: MovingSlopes(site, rows.shape[1])
+        for k, site in state.sites.items()
+        if site.grid is not None
+    }
     parameters = [part for slope in slopes.values() for part in slope.parts()]
     if not parameters:
         return best
@@ -50,7 +63,9 @@ def sharpen(state: Deviations, node: int, rows: Tensor, best: Pulled, margins: T
     with torch.inference_mode(False), torch.enable_grad():
         for step in range(steps + 1):
             walls = with_lines(state.walls, state.sites, slopes)
-            pulled = pull_back(state.prepared, walls, state.ball.norm, {node: rows}, constant)
+            pulled = pull_back(
+                state.prepared, walls, state.ball.norm, {node: rows}, constant
+            )
             bounds = pulled.at(radius)
             best = better(best, pulled, radius)
             if step == steps or not bounds.requires_grad:

@@ -17,8 +17,9 @@ from lipcert.rounding import gamma
 class Deviations:
     """The state of the walk through the nodes; all tensors float64, one row for each input.
 
-    centre: v̂ at the inputs. reach: D. norms: m, (B,). noise: what of D does not shrink with the radius, in the linear
-    prefix. below, above: Δ ∈ [−below, above]. largest: of each node, (B,), the largest sum of absolute products.
+    centre: v̂ at the inputs. reach: D. norms: m, (B,). noise: what of D does not shrink
+    with the radius, in the linear prefix. below, above: Δ ∈ [−below, above]. largest:
+    of each node, (B,), the largest sum of absolute products.
     """
 
     prepared: Prepared
@@ -44,5 +45,10 @@ class Deviations:
         walls = self.walls.take(index)
         largest = [values[index] for values in self.largest]
         return Deviations(
-            self.prepared, Ball(self.ball.norm, self.ball.radius[index]), {}, walls=walls, sites=sites, largest=largest
+            self.prepared,
+            Ball(self.ball.norm, self.ball.radius[index]),
+            {},
+            walls=walls,
+            sites=sites,
+            largest=largest,
         )

@@ -19,12 +19,16 @@ _LARGE = 16
 """Windows of this size are convolved; kernels are spread over smaller ones, which takes fewer products."""
 
 
-def pull_windows(scene: Scene, walls: Walls, norm: float, places: Places, signs: Tensor) -> Pulled:
+def pull_windows(
+    scene: Scene, walls: Walls, norm: float, places: Places, signs: Tensor
+) -> Pulled:
     """Unit rows of places of a node, times signs, as rows at the input: constants and steepnesses, (P,)."""
     shape = scene.network.nodes[scene.v].shape
     seed = F.one_hot(places.channel, shape[0]).to(signs) * signs[:, None]
     rows = {scene.v: seed[:, None, None, :]}
-    flat = (places.channel * shape[1] + places.y) * shape[2] + places.x  # in an image (C, H, W), as one axis
+    flat = (places.channel * shape[1] + places.y) * shape[
+        2
+    ] + places.x  # in an image (C, H, W), as one axis
     total = -walls.allowances[scene.v][places.image, 0, flat]
     size, count = total.abs(), 4
     steepness = torch.zeros_like(total)
@@ -47,16 +51,24 @@ def pull_windows(scene: Scene, walls: Walls, norm: float, places: Places, signs:
     return Pulled(total - gamma(count) * size - VANISHED, steepness)
 
 
-def _through_lines(scene: Scene, walls: Walls, index: int, y: Tensor, places: Places) -> tuple[Tensor, Tensor]:
+def _through_lines(
+    scene: Scene, walls: Walls, index: int, y: Tensor, places: Places
+) -> tuple[Tensor, Tensor]:
     """See `Relaxation.pull`."""
     lines = walls.relaxations[index]
     assert isinstance(lines, Lines)
     w = scene.network.sites[index].output
     sizes = y.abs()
-    part = inner_products(y, scene.look("middle", w, lambda: lines.middle()[:, 0], places))
-    part = part + inner_products(sizes, scene.look("spread", w, lambda: lines.spread()[:, 0], places))
+    part = inner_products(
+        y, scene.look("middle", w, lambda: lines.middle()[:, 0], places)
+    )
+    part = part + inner_products(
+        sizes, scene.look("spread", w, lambda: lines.spread()[:, 0], places)
+    )
     pulled = scene.look("mean", w, lambda: lines.mean_slope()[:, 0], places).mul_(y)
-    pulled.addcmul_(sizes, scene.look("half", w, lambda: lines.half_slope()[:, 0], places))
+    pulled.addcmul_(
+        sizes, scene.look("half", w, lambda: lines.half_slope()[:, 0], places)
+    )
     return pulled, part
 
 
@@ -72,11 +84,15 @@ def inner_products(rows: Tensor, values: Tensor) -> Tensor:
     return dot(rows.flatten(1)[:, None], values.flatten(1)[:, None])[:, 0]
 
 
-def through_edges(scene: Scene, rows: dict[int, Tensor], w: int, y: Tensor, places: Places) -> None:
+def through_edges(
+    scene: Scene, rows: dict[int, Tensor], w: int, y: Tensor, places: Places
+) -> None:
     """Rows at a linear node become rows at its sources."""
     for edge in scene.network.nodes[w].edges:
         u = edge.source
-        pulled = scene.reframed(_adjoint(edge.op, y), scene.frames[w].through(edge.op), u, places)
+        pulled = scene.reframed(
+            _adjoint(edge.op, y), scene.frames[w].through(edge.op), u, places
+        )
         if isinstance(edge.op, Convolution) and u not in scene.network.site_of_output:
             pulled = scene.inside(u, pulled, places)
         _add(rows, u, pulled)
@@ -109,31 +125,42 @@ def _transposed(y: Tensor, op: Convolution) -> Tensor:
         filters, channels, *kernel = weight.shape
         matrix = weight.permute(0, 2, 3, 1).reshape(filters, -1)
         return (y.reshape(-1, filters) @ matrix).reshape(len(y), *kernel, channels)
-    spread = F.conv_transpose2d(y.permute(0, 3, 1, 2), weight, None, op.stride, dilation=op.dilation)
+    spread = F.conv_transpose2d(
+        y.permute(0, 3, 1, 2), weight, None, op.stride, dilation=op.dilation
+    )
     return spread.permute(0, 2, 3, 1)
 
 
 def _mirrored(y: Tensor, op: Convolution) -> Tensor:
     """The same for stride 1, as a convolution with the mirrored kernel."""
     kernel = op.weight().flip(2, 3).transpose(0, 1)
-    padding = (op.dilation[0] * (kernel.shape[2] - 1), op.dilation[1] * (kernel.shape[3] - 1))
-    return patches.convolve(y.permute(0, 3, 1, 2), kernel, op.stride, padding, op.dilation).permute(0, 2, 3, 1)
+    padding = (
+        op.dilation[0] * (kernel.shape[2] - 1),
+        op.dilation[1] * (kernel.shape[3] - 1),
+    )
+    return patches.convolve(
+        y.permute(0, 3, 1, 2), kernel, op.stride, padding, op.dilation
+    ).permute(0, 2, 3, 1)
 
 
 def _spread_kernel(y: Tensor, op: Convolution) -> Tensor:
     """Every entry of a window times the kernel, added up where kernels overlap.
 
-    Along one axis, two entries with stride 2 and a kernel of 3: the first reaches 0 1 2, the second 2 3 4, five places.
-    Entry i of the kernel goes to i and i + 2 of them.
+    Along one axis, two entries with stride 2 and a kernel of 3: the first reaches 0 1
+    2, the second 2 3 4, five places. Entry i of the kernel goes to i and i + 2 of them.
     """
     weight = op.weight()
     filters, channels, *kernel = weight.shape
     rows, height, width, _ = y.shape
     matrix = weight.permute(0, 2, 3, 1).reshape(filters, -1)
-    products = (y.reshape(-1, filters) @ matrix).reshape(rows, height, width, *kernel, channels)
+    products = (y.reshape(-1, filters) @ matrix).reshape(
+        rows, height, width, *kernel, channels
+    )
     sides = []
     for axis, side in enumerate((height, width)):
-        sides.append((side - 1) * op.stride[axis] + op.dilation[axis] * (kernel[axis] - 1) + 1)
+        sides.append(
+            (side - 1) * op.stride[axis] + op.dilation[axis] * (kernel[axis] - 1) + 1
+        )
     total = y.new_zeros(rows, *sides, channels)
     for i in range(kernel[0]):
         top = i * op.dilation[0]

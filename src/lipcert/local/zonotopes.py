@@ -4,17 +4,20 @@ At every node w, deviations of executed values are
 
     Δ_w = J_w Δ_0 + G_w t + c_w + e_w,      ‖Δ_0‖ ≤ ρ,  |t| ≤ 1,  |e_w| ≤ E_w:
 
-the linear map from the input with one slope λ for every nonlinearity, one column of G for each nonlinearity that is not
-settled (half the distance between its two lines of slope λ; their middle goes into c), and rounding. So
+the linear map from the input with one slope λ for every nonlinearity, one column of G
+for each nonlinearity that is not settled (half the distance between its two lines of
+slope λ; their middle goes into c), and rounding. So
 
     |Δ_w − c_w| ≤ S_w + E_w,      S_w = ρ‖rows of J_w‖ + Σ|G_w|,
 
-with the dual norm. All sites share this work, whereas rows (see `pulling`) are pulled back anew for each of them.
-Columns are computed in float32; a sum of n products is off by γ_n times the sum of the absolute products, so
+with the dual norm. All sites share this work, whereas rows (see `pulling`) are pulled
+back anew for each of them. Columns are computed in float32; a sum of n products is off
+by γ_n times the sum of the absolute products, so
 
     E_w = Σ_e |A_e| E_e + η_w + γ_n Σ_e |A_e| (S_e + |c_e|).
 
-This grows by the row sums of |A|, without any cancellation: where that is too much, rows are pulled back instead.
+This grows by the row sums of |A|, without any cancellation: where that is too much,
+rows are pulled back instead.
 """
 
 from __future__ import annotations
@@ -63,7 +66,9 @@ class Zonotope:
     def enter(self) -> None:
         """J is the identity at the input."""
         shape = self.prepared.exact.input_shape
-        image = torch.zeros(shape, dtype=torch.float64, device=self.prepared.exact.device)
+        image = torch.zeros(
+            shape, dtype=torch.float64, device=self.prepared.exact.device
+        )
         self.bundles[0] = self._tiles(torch.ones_like(image), ball=True)
         self.middle[0], self.errors[0] = image, image
         self.sizes[0] = torch.ones_like(image) * self.ball.radius[0]
@@ -72,14 +77,18 @@ class Zonotope:
         """Push all columns through a linear node; `allowance`, (1, …), is η."""
         node = self.prepared.exact.nodes[v]
         self.bundles[v] = self._pushed(v)
-        middle = torch.zeros(1, *node.shape, dtype=torch.float64, device=allowance.device)
+        middle = torch.zeros(
+            1, *node.shape, dtype=torch.float64, device=allowance.device
+        )
         sizes, errors, both = middle, middle, middle
         for edge in node.edges:
             u = edge.source
             middle = middle + edge.op.apply(self.middle[u][None])
             sizes = sizes + edge.op.magnitude(self.sizes[u][None])
             errors = errors + edge.op.magnitude(self.errors[u][None])
-            both = both + edge.op.magnitude((self.sizes[u] + self.middle[u].abs())[None])
+            both = both + edge.op.magnitude(
+                (self.sizes[u] + self.middle[u].abs())[None]
+            )
         terms = max(edge.op.accumulations for edge in node.edges) + len(node.edges) + 2
         rounding = 2 * gamma(terms, torch.float32) * both
         round_up = 1 + 2 * self.prepared.proof[v]
@@ -100,11 +109,15 @@ class Zonotope:
         """Follow rounding errors by rows where they are not small; `matters`, (1, …), says where they count."""
         frames = self.prepared.frames(v)
         wanted = matters[0] & (self.errors[v] > _SMALL * self.sizes[v])
-        full = self.column_count >= _MOST_COLUMNS  # then errors are not those of rounding any more
+        full = (
+            self.column_count >= _MOST_COLUMNS
+        )  # then errors are not those of rounding any more
         if frames is None or full or not bool(wanted.any()):
             return
         scene = Scene(self.prepared.exact, v, frames)
-        bounds = rounding_by_rows(scene, self.own_errors, self.errors, self.slopes, wanted)
+        bounds = rounding_by_rows(
+            scene, self.own_errors, self.errors, self.slopes, wanted
+        )
         errors = self.errors[v].clone()
         errors[wanted] = torch.minimum(errors[wanted], bounds)
         self.errors[v] = errors
@@ -113,7 +126,10 @@ class Zonotope:
         """How far the entries of a node fall and rise, (1, …) each; infinite where float32 overflows."""
         reach = self.sizes[v] + self.errors[v]
         outward = gamma(6) * (reach + self.middle[v].abs())
-        below, above = reach - self.middle[v] + outward, reach + self.middle[v] + outward
+        below, above = (
+            reach - self.middle[v] + outward,
+            reach + self.middle[v] + outward,
+        )
         known = torch.isfinite(below) & torch.isfinite(above)
         below = torch.where(known, below.clamp(min=0.0), torch.inf)
         above = torch.where(known, above.clamp(min=0.0), torch.inf)
@@ -124,23 +140,39 @@ class Zonotope:
         graph = replaced.grid
         assert graph is not None
         run = (graph.places[-1] - graph.places[0]).clamp(min=1e-300)
-        chord = ((graph.values[-1] - graph.values[0]) / run).clamp(-graph.steepest, graph.steepest)
-        slopes = chord.float().clamp(-graph.steepest, graph.steepest)  # as columns are multiplied by it
+        chord = ((graph.values[-1] - graph.values[0]) / run).clamp(
+            -graph.steepest, graph.steepest
+        )
+        slopes = chord.float().clamp(
+            -graph.steepest, graph.steepest
+        )  # as columns are multiplied by it
         exact = slopes.double()
-        slack = replaced.allowance + graph.error  # once more, as rounding may take a slope above the steepest
+        slack = (
+            replaced.allowance + graph.error
+        )  # once more, as rounding may take a slope above the steepest
         low = (graph.low(exact[:, None])[:, 0] - slack)[0]
         high = (graph.high(exact[:, None])[:, 0] + slack)[0]
         half = (high - low) / 2 * (1 + gamma(8)) + gamma(4) * (high.abs() + low.abs())
         steep = exact[0].abs()
         self.middle[v] = exact[0] * self.middle[u] + (low + high) / 2
-        moved = 4 * gamma(2, torch.float32) * (steep * (self.sizes[u] + self.middle[u].abs()) + half)
+        moved = (
+            4
+            * gamma(2, torch.float32)
+            * (steep * (self.sizes[u] + self.middle[u].abs()) + half)
+        )
         passed = steep * self.errors[u]
         loose = self._loose(half, self.errors[u])
-        own = (moved + torch.where(loose, 0.0, half) + gamma(4, torch.float32) * passed) * (1 + gamma(8)) + _VANISHED
+        own = (
+            moved + torch.where(loose, 0.0, half) + gamma(4, torch.float32) * passed
+        ) * (1 + gamma(8)) + _VANISHED
         self.slopes[v], self.own_errors[v] = exact[0], own
         self.errors[v] = (passed + own) * (1 + gamma(2))
-        self.sizes[v] = (steep * self.sizes[u] + torch.where(loose, half, 0.0)) * (1 + gamma(4))
-        self.bundles[v] = {key: bundle.times(slopes[0]) for key, bundle in self.bundles[u].items()}
+        self.sizes[v] = (steep * self.sizes[u] + torch.where(loose, half, 0.0)) * (
+            1 + gamma(4)
+        )
+        self.bundles[v] = {
+            key: bundle.times(slopes[0]) for key, bundle in self.bundles[u].items()
+        }
         self.bundles[v].update(self._tiles(torch.where(loose, half, 0.0), ball=False))
 
     def forget(self, v: int) -> None:
@@ -155,7 +187,13 @@ class Zonotope:
         left = _MOST_COLUMNS - self.column_count
         if int(loose.sum()) > left:
             largest = torch.where(loose, half, 0.0).flatten().topk(left).indices
-            loose = torch.zeros_like(loose).flatten().index_fill(0, largest, True).reshape(half.shape) & loose
+            loose = (
+                torch.zeros_like(loose)
+                .flatten()
+                .index_fill(0, largest, True)
+                .reshape(half.shape)
+                & loose
+            )
         self.column_count += int(loose.sum())
         return loose
 
@@ -168,7 +206,9 @@ class Zonotope:
         for number in sorted(set(tile.tolist())):
             some = (tile == number).nonzero().flatten()
             entries = (channel[some], y[some], x[some])
-            made[self.bundle_count] = single_columns(*entries, sizes[entries], len(sizes), ball)
+            made[self.bundle_count] = single_columns(
+                *entries, sizes[entries], len(sizes), ball
+            )
             self.bundle_count += 1
         return made
 
@@ -187,14 +227,21 @@ class Zonotope:
     def _sizes(self, v: int) -> Tensor:
         """S: sums over the columns, rounded up."""
         shape = self.prepared.exact.nodes[v].shape
-        squares = torch.zeros(shape, dtype=torch.float64, device=self.prepared.exact.device)
+        squares = torch.zeros(
+            shape, dtype=torch.float64, device=self.prepared.exact.device
+        )
         total = squares.clone()
         for bundle in self.bundles[v].values():
             count, height, width = len(bundle.values), *bundle.values.shape[2:]
-            columns = bundle.values.permute(0, 2, 3, 1).reshape(count, -1)  # as they are in memory
+            columns = bundle.values.permute(0, 2, 3, 1).reshape(
+                count, -1
+            )  # as they are in memory
             euclidean = bundle.ball and self.ball.norm == 2
             entries = columns.square() if euclidean else columns.abs()
-            sums = entries.sum(0).double() * (1 + gamma(count + 4, torch.float32)) + count * _VANISHED_SQUARE
+            sums = (
+                entries.sum(0).double() * (1 + gamma(count + 4, torch.float32))
+                + count * _VANISHED_SQUARE
+            )
             sums = sums.reshape(height, width, -1).permute(2, 0, 1)
             if euclidean:
                 squares[bundle.seen()] += sums

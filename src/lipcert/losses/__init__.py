@@ -1,10 +1,12 @@
 """Training losses: CRM, signed radius, GloRo, LMT and the standard ones, as functions of logits, labels and constants.
 
-Every loss takes logits z (B, K) and labels y (B,); the robust ones also take constants L (K, K), where L_ij bounds the
-Lipschitz constant of z_i − z_j. Row y of L is read, its diagonal is ignored. Gradients reach logits and constants.
-Everything is computed in the wider dtype of logits and constants, at least float32. NaN logits give a NaN loss.
+Every loss takes logits z (B, K) and labels y (B,); the robust ones also take constants
+L (K, K), where L_ij bounds the Lipschitz constant of z_i − z_j. Row y of L is read, its
+diagonal is ignored. Gradients reach logits and constants. Everything is computed in the
+wider dtype of logits and constants, at least float32. NaN logits give a NaN loss.
 
-Adding a loss is a file of its own: a `TrainingLoss` with its options, under the name of `loss.type` in configurations.
+Adding a loss is a file of its own: a `TrainingLoss` with its options, under the name of
+`loss.type` in configurations.
 """
 
 from importlib import import_module

@@ -42,20 +42,33 @@ class StandardLoss(TrainingLoss):
     margin_t: Positive = 1.0
     smoothing: Share = 0.1
 
-    def __call__(self, logits: Tensor, labels: Tensor, constants: Tensor | None = None) -> Loss:
-        return standard(logits, labels, base=self.base, margin_t=self.margin_t, smoothing=self.smoothing)
+    def __call__(
+        self, logits: Tensor, labels: Tensor, constants: Tensor | None = None
+    ) -> Loss:
+        return standard(
+            logits,
+            labels,
+            base=self.base,
+            margin_t=self.margin_t,
+            smoothing=self.smoothing,
+        )
 
     def first_term(self, logits: Tensor, labels: Tensor) -> Tensor:
         return self(logits, labels).loss
 
 
 def standard(
-    logits: Tensor, labels: Tensor, *, base: str = "cross-entropy", margin_t: float = 1.0, smoothing: float = 0.1
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    base: str = "cross-entropy",
+    margin_t: float = 1.0,
+    smoothing: float = 0.1,
 ) -> Loss:
     """Training for accuracy only: mean of the cross-entropy, of its smoothed form or of the negative soft logit margin.
 
-    "soft-margin" is −γ_t^soft (eq: soft logit margin) with t = `margin_t`; "label-smoothing" spreads `smoothing` over
-    all classes.
+    "soft-margin" is −γ_t^soft (eq: soft logit margin) with t = `margin_t`;
+    "label-smoothing" spreads `smoothing` over all classes.
     """
     logits, labels = checked(logits, labels)
     check_choice("base", base, BASES)
@@ -63,7 +76,9 @@ def standard(
         value = F.cross_entropy(logits, labels)
     elif base == "label-smoothing":
         if not 0 <= smoothing <= 1:
-            raise OptionError(f"smoothing is {smoothing}, expected a number from 0 to 1")
+            raise OptionError(
+                f"smoothing is {smoothing}, expected a number from 0 to 1"
+            )
         value = F.cross_entropy(logits, labels, label_smoothing=smoothing)
     else:
         check_positive(margin_t=margin_t)
@@ -74,7 +89,8 @@ def standard(
 def _negative_soft_margin(logits: Tensor, labels: Tensor, t: float) -> Tensor:
     if logits.shape[1] == 1:
         return 0.0 * logits.sum()  # no other class, no margin
-    # −γ_t^soft = (1/t)·log Σ_{i≠y} exp(t·z_i) − z_y; exp(−∞) = 0 leaves the true class out.
+    # −γ_t^soft = (1/t)·log Σ_{i≠y} exp(t·z_i) − z_y; exp(−∞) = 0 leaves the true class
+    # out.
     others = (t * logits).masked_fill(true_class(logits, labels), -inf)
     true = logits.gather(1, labels[:, None])[:, 0]
     return (others.logsumexp(1) / t - true).mean()
@@ -101,7 +117,13 @@ class CrmLoss(TrainingLoss):
         return crm(logits, labels, constants, **self.model_dump(exclude={"type"}))
 
     def first_term(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return standard(logits, labels, base=self.base, margin_t=self.margin_t, smoothing=self.smoothing).loss
+        return standard(
+            logits,
+            labels,
+            base=self.base,
+            margin_t=self.margin_t,
+            smoothing=self.smoothing,
+        ).loss
 
 
 def crm(
@@ -119,8 +141,9 @@ def crm(
 ) -> Loss:
     """Certified radius maximisation (eq:regularize added h soft): base + weight · mean_b 1{z_y is the largest}·g.
 
-    With radius "soft", g = −R_t^soft; with "hard", g = (1/t)·exp(−t·R). Both are 0 where the hard radius R exceeds r0
-    (par:crmHyperparams). The mean is over the whole batch. `base`, `margin_t` and `smoothing` are those of `standard`.
+    With radius "soft", g = −R_t^soft; with "hard", g = (1/t)·exp(−t·R). Both are 0
+    where the hard radius R exceeds r0 (par:crmHyperparams). The mean is over the whole
+    batch. `base`, `margin_t` and `smoothing` are those of `standard`.
     """
     check_choice("radius", radius, RADII)
     check_positive(t=t)
@@ -128,15 +151,19 @@ def crm(
     if not r0 >= 0:
         raise OptionError(f"r0 is {r0}, expected 0 or more, inf for no truncation")
     logits, labels, constants = checked_with_constants(logits, labels, constants)
-    first = standard(logits, labels, base=base, margin_t=margin_t, smoothing=smoothing).loss
+    first = standard(
+        logits, labels, base=base, margin_t=margin_t, smoothing=smoothing
+    ).loss
     radii = pair_radii(logits, labels, constants)
     hard = radii.amin(1)
-    # 1{z_y is the largest} is hard > 0: radii of wrong predictions are negative, and left to the first term.
+    # 1{z_y is the largest} is hard > 0: radii of wrong predictions are negative, and
+    # left to the first term.
     active = (hard > 0) & (hard <= r0)
     if radius == "soft":
         penalty = -soft_minimum(radii, t)
     else:
-        # `where` before exp: what overflows has a NaN gradient even if its value is not used afterwards.
+        # `where` before exp: what overflows has a NaN gradient even if its value is not
+        # used afterwards.
         penalty = torch.exp(-t * torch.where(active, hard, 0.0)) / t
     robust = weight * torch.where(active, penalty, 0.0).mean()
     return Loss(first + robust, first, robust)
@@ -158,18 +185,22 @@ class SignedRadiusLoss(TrainingLoss):
         return signed_radius(logits, labels, constants, t=self.t, r0=self.r0)
 
 
-def signed_radius(logits: Tensor, labels: Tensor, constants: Tensor, *, t: float, r0: float) -> Loss:
+def signed_radius(
+    logits: Tensor, labels: Tensor, constants: Tensor, *, t: float, r0: float
+) -> Loss:
     """Cross-entropy over the signed radii: mean_b log(1 + Σ_{i≠y} exp(t·(r0 − r_yi))); not in the paper.
 
-    It is free of the scale of the logits. `base` is its value at r0 = 0, the soft version of being classified
-    correctly; `robust` is what asking for the radius r0 adds.
+    It is free of the scale of the logits. `base` is its value at r0 = 0, the soft
+    version of being classified correctly; `robust` is what asking for the radius r0
+    adds.
     """
     check_positive(t=t)
     check_not_negative(r0=r0)
     logits, labels, constants = checked_with_constants(logits, labels, constants)
     radii = pair_radii(logits, labels, constants)
     true = true_class(logits, labels)
-    # With logits t·(r0 − r_yi) and 0 for y, cross-entropy is log(1 + Σ_{i≠y} exp(t·(r0 − r_yi))).
+    # With logits t·(r0 − r_yi) and 0 for y, cross-entropy is log(1 + Σ_{i≠y} exp(t·(r0
+    # − r_yi))).
     loss = F.cross_entropy((t * (r0 - radii)).masked_fill(true, 0.0), labels)
     with torch.no_grad():
         base = F.cross_entropy((-t * radii).masked_fill(true, 0.0), labels)
@@ -188,15 +219,25 @@ class GloroLoss(TrainingLoss):
     weight: NonNegativeFloat = 1.0
 
     def __call__(self, logits: Tensor, labels: Tensor, constants: Tensor) -> Loss:
-        return gloro(logits, labels, constants, epsilon=self.epsilon, weight=self.weight)
+        return gloro(
+            logits, labels, constants, epsilon=self.epsilon, weight=self.weight
+        )
 
 
-def gloro(logits: Tensor, labels: Tensor, constants: Tensor, *, epsilon: float, weight: float = 1.0) -> Loss:
+def gloro(
+    logits: Tensor,
+    labels: Tensor,
+    constants: Tensor,
+    *,
+    epsilon: float,
+    weight: float = 1.0,
+) -> Loss:
     """GloRo (Leino et al. 2021): a class ⊥ with the logit z_⊥ = max_{i≠j} z_i + ε·L_ji is added, j the predicted class.
 
-    Cross-entropy over the K + 1 logits equals CE(z, y) + log(1 + exp(z_⊥ − lse(z))), and the second term equals
-    KL(softmax(z) ‖ softmax(z, z_⊥)), the term of their TRADES loss. So weight 1 is their cross-entropy and any
-    other weight is their TRADES loss with that λ.
+    Cross-entropy over the K + 1 logits equals CE(z, y) + log(1 + exp(z_⊥ − lse(z))),
+    and the second term equals KL(softmax(z) ‖ softmax(z, z_⊥)), the term of their
+    TRADES loss. So weight 1 is their cross-entropy and any other weight is their TRADES
+    loss with that λ.
     """
     check_not_negative(epsilon=epsilon, weight=weight)
     logits, labels, constants = checked_with_constants(logits, labels, constants)
@@ -204,7 +245,8 @@ def gloro(logits: Tensor, labels: Tensor, constants: Tensor, *, epsilon: float, 
     rivals = logits + epsilon * constants[predicted]
     bottom = rivals.masked_fill(true_class(logits, predicted), -inf).amax(1)
     base = F.cross_entropy(logits, labels)
-    # log(1 + exp(z_⊥ − lse(z))) without overflow; z_⊥ = −∞ if there is no other class gives 0.
+    # log(1 + exp(z_⊥ − lse(z))) without overflow; z_⊥ = −∞ if there is no other class
+    # gives 0.
     robust = weight * F.softplus(bottom - logits.logsumexp(1)).mean()
     return Loss(base + robust, base, robust)
 
@@ -226,7 +268,8 @@ class LmtLoss(TrainingLoss):
 def lmt(logits: Tensor, labels: Tensor, constants: Tensor, *, epsilon: float) -> Loss:
     """Lipschitz-margin training (Tsuzuku et al. 2018): cross-entropy after adding ε·L_yi to every other logit z_i.
 
-    `base` is the cross-entropy of the logits themselves and `robust` what the addition costs.
+    `base` is the cross-entropy of the logits themselves and `robust` what the addition
+    costs.
     """
     check_not_negative(epsilon=epsilon)
     logits, labels, constants = checked_with_constants(logits, labels, constants)

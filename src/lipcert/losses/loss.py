@@ -32,7 +32,8 @@ class Loss:
 class TrainingLoss(BaseModel, ABC):
     """A loss with its options, as configurations state them.
 
-    Adding one is a subclass in a file of its own with `@register_loss`. Its field `type` is a Literal of its name.
+    Adding one is a subclass in a file of its own with `@register_loss`. Its field
+    `type` is a Literal of its name.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -54,7 +55,8 @@ class TrainingLoss(BaseModel, ABC):
     def in_units(self, factor: float) -> Self:
         """The same loss for perturbations that are `factor` times as large."""
         values = self.model_dump()
-        # t·r and λ·r keep their values if all distances r grow by the factor and rates shrink by it.
+        # t·r and λ·r keep their values if all distances r grow by the factor and rates
+        # shrink by it.
         for name in self.lengths:
             values[name] *= factor
         for name in self.rates:
@@ -84,33 +86,54 @@ def checked(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     _check_tensor("logits", logits)
     _check_tensor("labels", labels)
     if logits.ndim != 2 or 0 in logits.shape or not logits.is_floating_point():
-        raise ShapeError(f"logits: expected floating-point (B, K), not empty, got {_kind(logits)}")
-    if labels.shape != logits.shape[:1] or labels.is_floating_point() or labels.dtype == torch.bool:
-        raise ShapeError(f"labels: expected integers of shape ({len(logits)},), got {_kind(labels)}")
+        raise ShapeError(
+            f"logits: expected floating-point (B, K), not empty, got {_kind(logits)}"
+        )
+    if (
+        labels.shape != logits.shape[:1]
+        or labels.is_floating_point()
+        or labels.dtype == torch.bool
+    ):
+        raise ShapeError(
+            f"labels: expected integers of shape ({len(logits)},), got {_kind(labels)}"
+        )
     classes = logits.shape[1]
     outside = labels[(labels < 0) | (labels >= classes)]
     if len(outside):
         raise DataError(
             f"labels contain {int(outside[0])}, expected 0 to {classes - 1}: the logits have that many classes"
         )
-    # Under autocast logits are bfloat16, in which margins and radii have two or three digits.
+    # Under autocast logits are bfloat16, in which margins and radii have two or three
+    # digits.
     return logits.to(torch.promote_types(logits.dtype, torch.float32)), labels.long()
 
 
-def checked_with_constants(logits: Tensor, labels: Tensor, constants: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def checked_with_constants(
+    logits: Tensor, labels: Tensor, constants: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """The same with constants, in the wider dtype of logits and constants."""
     logits, labels = checked(logits, labels)
     classes = logits.shape[1]
-    _check_tensor("constants", constants, "; pass estimator(), or bound.pairwise(classes) of a bound")
+    _check_tensor(
+        "constants",
+        constants,
+        "; pass estimator(), or bound.pairwise(classes) of a bound",
+    )
     if constants.shape != (classes, classes) or not constants.is_floating_point():
         remedy = "use Estimator.pairwise() for other targets"
-        raise ShapeError(f"constants: expected floating-point ({classes}, {classes}), got {_kind(constants)}; {remedy}")
+        raise ShapeError(
+            f"constants: expected floating-point ({classes}, {classes}), got {_kind(constants)}; {remedy}"
+        )
     # The diagonal is never read: callers may leave anything there.
     other = ~torch.eye(classes, dtype=torch.bool, device=constants.device)
     if not bool((constants.isfinite() | ~other).all()):
-        raise NonFiniteError("constants contain NaN or infinity; restore the last good weights")
+        raise NonFiniteError(
+            "constants contain NaN or infinity; restore the last good weights"
+        )
     if bool(((constants < 0) & other).any()):
-        raise OptionError("constants contain a negative number, expected Lipschitz constants (0 or more)")
+        raise OptionError(
+            "constants contain a negative number, expected Lipschitz constants (0 or more)"
+        )
     dtype = torch.promote_types(logits.dtype, constants.dtype)
     return logits.to(dtype), labels, constants.to(dtype)
 
@@ -136,7 +159,9 @@ def check_not_negative(**options: float) -> None:
 
 def _check_tensor(name: str, value: object, remedy: str = "") -> None:
     if not isinstance(value, Tensor):
-        raise ShapeError(f"{name} are {type(value).__name__}, expected a tensor{remedy}")
+        raise ShapeError(
+            f"{name} are {type(value).__name__}, expected a tensor{remedy}"
+        )
 
 
 def _kind(tensor: Tensor) -> str:

@@ -27,7 +27,9 @@ def build_network(
         return zoo.ranged(given, input_range)
     if name.endswith(GIVEN):
         kind = name.removesuffix(GIVEN)
-        raise ModelError(f"the model {kind} was given in Python and is not stored; give it again as model=")
+        raise ModelError(
+            f"the model {kind} was given in Python and is not stored; give it again as model="
+        )
     if is_own(name):
         return zoo.ranged(from_factory(name, seed), input_range)
     return zoo.build(name, input_shape, classes, seed=seed, input_range=input_range)
@@ -39,10 +41,15 @@ def from_factory(spec: str, seed: int) -> nn.Module:
     with own_code(spec, ModelError) as factory, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         try:
-            # A module at the top level of the user's file is shared by all who import it.
+            # A module at the top level of the user's file is shared by all who import
+            # it.
             model = deepcopy(factory) if isinstance(factory, nn.Module) else factory()
         except Exception as error:  # whatever the user's code raises
-            raise failure(spec, "fails when it is called without arguments", error, ModelError) from error
+            raise failure(
+                spec, "fails when it is called without arguments", error, ModelError
+            ) from error
     if not isinstance(model, nn.Module):
-        raise ModelError(f"{spec} returns {type(model).__name__}, expected a torch.nn.Module")
+        raise ModelError(
+            f"{spec} returns {type(model).__name__}, expected a torch.nn.Module"
+        )
     return model

@@ -33,8 +33,9 @@ class ChannelsLast(nn.Module):
 class LoadedModel:
     """A model in eval mode, the shape of its inputs, and where it comes from.
 
-    earlier: the bound that is stored beside the weights, as in a run folder: at least a good start for another.
-    longest_sum: if given, what is executed sums in parts of at most so many products.
+    earlier: the bound that is stored beside the weights, as in a run folder: at least a
+    good start for another. longest_sum: if given, what is executed sums in parts of at
+    most so many products.
 
     Example:
         >>> loaded = lipcert.load_model("mlp-64")
@@ -74,7 +75,8 @@ class LoadedModel:
         """What runs, and what certificates are about."""
         if self.longest_sum is None:
             return self.model
-        # Attacks have to be on this program: another order of sums may have other predictions.
+        # Attacks have to be on this program: another order of sums may have other
+        # predictions.
         return split_sums(self.network.program, self.longest_sum).module().eval()
 
     def executed_in(self, execution: str) -> LoadedModel:
@@ -89,18 +91,26 @@ class LoadedModel:
         """The model for images (C, H, W), also if it takes them as (H, W, C): radii are the same in any order."""
         if has_one_logit(self.network):
             # The earlier bound is of another program, here and below.
-            return replace(self, model=TwoLogits(self.model).eval(), earlier=None).for_images(shape)
+            return replace(
+                self, model=TwoLogits(self.model).eval(), earlier=None
+            ).for_images(shape)
         if shape == self.input_shape:
             return self
         if len(shape) == 3 and self.input_shape == (*shape[1:], shape[0]):
-            model = nn.Sequential(OrderedDict(channels_last=ChannelsLast(), network=self.model))
+            model = nn.Sequential(
+                OrderedDict(channels_last=ChannelsLast(), network=self.model)
+            )
             return replace(self, model=model.eval(), input_shape=shape, earlier=None)
-        raise ShapeError(f"the data have inputs of shape {shape}, the model takes {self.input_shape}")
+        raise ShapeError(
+            f"the data have inputs of shape {shape}, the model takes {self.input_shape}"
+        )
 
     @property
     def execution(self) -> str:
         """The arithmetic that certificates are for."""
-        return str(self.dtype).removeprefix("torch.") + ("-split" if self.longest_sum else "")
+        return str(self.dtype).removeprefix("torch.") + (
+            "-split" if self.longest_sum else ""
+        )
 
     @property
     def dtype(self) -> torch.dtype:

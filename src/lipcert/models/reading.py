@@ -31,9 +31,10 @@ def load_model(
 ) -> LoadedModel:
     """A model from a zoo name, `module:factory`, a .safetensors or .onnx file, a run folder, or one that is shipped.
 
-    Weights are a .safetensors file or a state dict in a .pt, .pth, .bin or .ckpt file. Without them, a network of the
-    zoo or of a factory is initialised with seed 0. A factory's model must have `input_shape` as an attribute, unless it
-    is given. `model` receives the weights of a run whose model was given in Python.
+    Weights are a .safetensors file or a state dict in a .pt, .pth, .bin or .ckpt file.
+    Without them, a network of the zoo or of a factory is initialised with seed 0. A
+    factory's model must have `input_shape` as an attribute, unless it is given. `model`
+    receives the weights of a run whose model was given in Python.
 
     Example:
         >>> loaded = lipcert.load_model("mlp-64", input_shape=(1, 8, 8))
@@ -48,19 +49,29 @@ def load_model(
     is_folder, path = path.is_dir(), weights_file(path)
     if path.suffix == ".safetensors":
         if weights is not None:
-            raise ModelError(f"{path} holds weights already; give either it or --weights {weights} with a model")
-        # The folder of a run is the user's own; a single file may come from anywhere and must not name code to import.
+            raise ModelError(
+                f"{path} holds weights already; give either it or --weights {weights} with a model"
+            )
+        # The folder of a run is the user's own; a single file may come from anywhere
+        # and must not name code to import.
         return load_trained(path, input_shape, given=model, imports=is_folder)
     if path.suffix == ".onnx":
         return _from_onnx(path, weights, input_shape)
     if path.suffix in PYTORCH:
-        raise ModelError(f"{spec} holds weights only; give their model as module:factory and --weights {spec}")
+        raise ModelError(
+            f"{spec} holds weights only; give their model as module:factory and --weights {spec}"
+        )
     if model is not None:
         raise ModelError(f"model= goes with the weights of a run, and {spec} is none")
     return _initialised(spec, weights, input_shape, classes)
 
 
-def _initialised(spec: str, weights: str | Path | None, input_shape: Shape | None, classes: int | None) -> LoadedModel:
+def _initialised(
+    spec: str,
+    weights: str | Path | None,
+    input_shape: Shape | None,
+    classes: int | None,
+) -> LoadedModel:
     """A network of a factory or of the zoo, with weights if they are given."""
     stored, path = stored_range(weights), Path(spec)
     if is_own(spec):
@@ -69,7 +80,9 @@ def _initialised(spec: str, weights: str | Path | None, input_shape: Shape | Non
         shape = input_shape or getattr(model, "input_shape", None)
         model = zoo.ranged(model, stored)
         if shape is None:
-            raise ModelError(f"the input shape of {spec} is not known; give --input-shape, such as 3,32,32")
+            raise ModelError(
+                f"the input shape of {spec} is not known; give --input-shape, such as 3,32,32"
+            )
     elif len(path.parts) > 1 and not path.exists():
         raise ModelError(f"{spec!r} is not a model: this folder does not exist")
     else:
@@ -95,16 +108,22 @@ def _trained_weights(folder: Path) -> Path:
         return path
     for sign_of_a_run in (CONFIG, CHECKPOINT):
         if (folder / sign_of_a_run).exists():
-            raise ModelError(f"the run in {folder} is not finished; continue it with lipcert train --resume {folder}")
+            raise ModelError(
+                f"the run in {folder} is not finished; continue it with lipcert train --resume {folder}"
+            )
     return path
 
 
-def _from_onnx(path: Path, weights: str | Path | None, expected_shape: Shape | None) -> LoadedModel:
+def _from_onnx(
+    path: Path, weights: str | Path | None, expected_shape: Shape | None
+) -> LoadedModel:
     if weights is not None:
         raise ModelError(f"{path} holds weights already; leave out --weights {weights}")
     model = load_onnx(path)
     if expected_shape not in (None, model.input_shape):
-        raise ModelError(f"{path} is for inputs of shape {model.input_shape}, not {expected_shape}")
+        raise ModelError(
+            f"{path} is for inputs of shape {model.input_shape}, not {expected_shape}"
+        )
     return LoadedModel(model, model.input_shape, str(path))
 
 
@@ -115,7 +134,9 @@ def _from_zoo(name: str, shape: Shape | None, classes: int | None) -> nn.Module:
         others = "no .safetensors or .onnx file, no run folder, not module:factory"
         raise ModelError(f"{name!r} is not a model: {others}; {error}") from error
     except (IndexError, RuntimeError) as error:
-        raise ModelError(f"{name} cannot be built for inputs of shape {shape} ({error}); choose another") from error
+        raise ModelError(
+            f"{name} cannot be built for inputs of shape {shape} ({error}); choose another"
+        ) from error
 
 
 def stored_range(weights: str | Path | None) -> tuple[float, float]:
@@ -129,17 +150,24 @@ def stored_range(weights: str | Path | None) -> tuple[float, float]:
 
 
 def load_trained(
-    path: Path, expected_shape: Shape | None = None, *, given: nn.Module | None = None, imports: bool = False
+    path: Path,
+    expected_shape: Shape | None = None,
+    *,
+    given: nn.Module | None = None,
+    imports: bool = False,
 ) -> LoadedModel:
     """The network that a file of weights describes, with the bound that is stored beside it.
 
-    imports: whether code that the file names may be imported; a file alone may come from anywhere.
+    imports: whether code that the file names may be imported; a file alone may come
+    from anywhere.
     """
     # What to build comes from the file: name, shape, classes and range.
     metadata, _ = read_weights(path)
     name = metadata.get("lipcert.model")
     if name is None:
-        raise ModelError(f"{path} does not say which model it belongs to; give the model and --weights {path}")
+        raise ModelError(
+            f"{path} does not say which model it belongs to; give the model and --weights {path}"
+        )
     if given is None and name.endswith(GIVEN):
         kind = name.removesuffix(GIVEN)
         raise ModelError(
@@ -147,21 +175,34 @@ def load_trained(
             f"--weights {path}, or use lipcert.load_model({str(path)!r}, model={kind}(…))"
         )
     if given is None and is_own(name) and not imports:
-        raise ModelError(f"{path} names code, {name}, which files do not decide; give {name} and --weights {path}")
+        raise ModelError(
+            f"{path} names code, {name}, which files do not decide; give {name} and --weights {path}"
+        )
     try:
         shape = tuple(map(int, metadata["input_shape"].split(",")))
         classes = int(metadata["classes"])
         input_range = stored_range(path)
     except (KeyError, ValueError) as error:
-        raise ModelError(f"{path} does not describe its model completely ({error}); write it again") from error
+        raise ModelError(
+            f"{path} does not describe its model completely ({error}); write it again"
+        ) from error
     # The seed does not matter: all weights are replaced.
-    model = build_network(name, shape, classes, seed=0, input_range=input_range, given=given)
+    model = build_network(
+        name, shape, classes, seed=0, input_range=input_range, given=given
+    )
     load_weights(model, path)
     if expected_shape not in (None, shape):
-        raise ModelError(f"{path} is for inputs of shape {shape}, not {expected_shape}; leave --input-shape out")
+        raise ModelError(
+            f"{path} is for inputs of shape {shape}, not {expected_shape}; leave --input-shape out"
+        )
     loaded = LoadedModel(model.eval(), shape, str(path))
-    # Whether it belongs to these weights is asked by whoever uses it; its scales are a start in any case.
+    # Whether it belongs to these weights is asked by whoever uses it; its scales are a
+    # start in any case.
     earlier = Bound.find(path.with_name(BOUND))
-    if earlier is None or earlier.facts.input_shape != shape or not fits(earlier.scales, loaded.network):
+    if (
+        earlier is None
+        or earlier.facts.input_shape != shape
+        or not fits(earlier.scales, loaded.network)
+    ):
         return loaded
     return replace(loaded, earlier=earlier)

@@ -41,7 +41,10 @@ def save_model(
         "input_range": ",".join(map(repr, input_range)),
     }
     # Clones: safetensors refuses tensors that share memory, as tied weights do.
-    tensors = {name: tensor.detach().clone().contiguous() for name, tensor in model.state_dict().items()}
+    tensors = {
+        name: tensor.detach().clone().contiguous()
+        for name, tensor in model.state_dict().items()
+    }
     with replace_file(Path(path)) as temporary:
         save_file(tensors, temporary, metadata=metadata)
 
@@ -51,16 +54,23 @@ def load_weights(model: nn.Module, path: Path) -> None:
     _, tensors = read_weights(path)
     wanted = model.state_dict()
     tensors = _without_prefixes(tensors, wanted.keys())
-    # Names and shapes are compared before anything is loaded: a model with half of its weights is worse than none.
+    # Names and shapes are compared before anything is loaded: a model with half of its
+    # weights is worse than none.
     for name in sorted(wanted.keys() - tensors.keys()):
         found = f"it holds {_listed(tensors)}"
-        raise ModelError(f"{path} does not fit the model: {name} is missing; {found}{nearest(name, tensors)}")
+        raise ModelError(
+            f"{path} does not fit the model: {name} is missing; {found}{nearest(name, tensors)}"
+        )
     for name in sorted(tensors.keys() - wanted.keys()):
-        raise ModelError(f"{path} does not fit the model, which has no {name}{nearest(name, wanted)}")
+        raise ModelError(
+            f"{path} does not fit the model, which has no {name}{nearest(name, wanted)}"
+        )
     for name, tensor in tensors.items():
         if tensor.shape != wanted[name].shape:
             shapes = f"{tuple(tensor.shape)}, expected {tuple(wanted[name].shape)}"
-            raise ModelError(f"{path} does not fit the model: {name} has the shape {shapes}")
+            raise ModelError(
+                f"{path} does not fit the model: {name} has the shape {shapes}"
+            )
     model.load_state_dict(tensors)
 
 
@@ -69,10 +79,16 @@ def _without_prefixes(tensors: Mapping[str, Tensor], wanted: Any) -> dict[str, T
     names = dict(tensors)
     # module._orig_mod.0.weight loses one prefix in each round.
     while names and not names.keys() & set(wanted):
-        prefixes = [prefix for prefix in _PREFIXES if all(name.startswith(prefix) for name in names)]
+        prefixes = [
+            prefix
+            for prefix in _PREFIXES
+            if all(name.startswith(prefix) for name in names)
+        ]
         if not prefixes:
             return dict(tensors)
-        names = {name.removeprefix(prefixes[0]): tensor for name, tensor in names.items()}
+        names = {
+            name.removeprefix(prefixes[0]): tensor for name, tensor in names.items()
+        }
     return names
 
 
@@ -87,7 +103,9 @@ def read_weights(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     except FileNotFoundError as error:
         raise ModelError(f"{path} does not exist") from error
     except SafetensorError as error:
-        raise ModelError(f"{path} is not a complete safetensors file ({error})") from error
+        raise ModelError(
+            f"{path} is not a complete safetensors file ({error})"
+        ) from error
 
 
 def _read_state_dict(path: Path) -> dict[str, Tensor]:
@@ -98,20 +116,34 @@ def _read_state_dict(path: Path) -> dict[str, Tensor]:
         stored: Any = torch.load(path, map_location="cpu", weights_only=True)
     except OSError:
         raise
-    except Exception as error:  # what a pickle raises that is damaged, or that holds more than tensors
+    except (
+        Exception
+    ) as error:  # what a pickle raises that is damaged, or that holds more than tensors
         code = re.search(r"GLOBAL ([\w.]+)", str(error))
-        reason = f"holds code, {code[1]}, which is not executed" if code else "is damaged, or was not written by torch"
+        reason = (
+            f"holds code, {code[1]}, which is not executed"
+            if code
+            else "is damaged, or was not written by torch"
+        )
         raise ModelError(f"{path} {reason}; {remedy}") from None
-    # {"epoch": 3, "state_dict": {…}} is a checkpoint, whose weights are one level below.
+    # {"epoch": 3, "state_dict": {…}} is a checkpoint, whose weights are one level
+    # below.
     for key in _HOLDERS:
         if isinstance(stored, Mapping) and isinstance(stored.get(key), Mapping):
             stored = stored[key]
             break
     if not isinstance(stored, Mapping):
         raise ModelError(f"{path} holds no state dict but {_kind(stored)}; {remedy}")
-    others = {name: value for name, value in stored.items() if not isinstance(value, Tensor)}
+    others = {
+        name: value for name, value in stored.items() if not isinstance(value, Tensor)
+    }
     if others or not stored:
-        listed = ", ".join(f"{name} ({_kind(value)})" for name, value in list(stored.items())[:8]) or "nothing"
+        listed = (
+            ", ".join(
+                f"{name} ({_kind(value)})" for name, value in list(stored.items())[:8]
+            )
+            or "nothing"
+        )
         expected = f"expected a state dict, alone or under {', '.join(_HOLDERS)}"
         raise ModelError(f"{path} holds {listed}; {expected}; {remedy}")
     return {str(name): tensor for name, tensor in stored.items()}

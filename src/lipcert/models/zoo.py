@@ -37,7 +37,8 @@ class InputRange(nn.Module):
         self.low, self.high = low, high
 
     def forward(self, x: Tensor) -> Tensor:
-        # A layer of the model: its factor is part of the constants, so that radii stay in pixels.
+        # A layer of the model: its factor is part of the constants, so that radii stay
+        # in pixels.
         return x * (self.high - self.low) + self.low
 
     def extra_repr(self) -> str:
@@ -54,11 +55,15 @@ def build(
 ) -> nn.Module:
     """A freshly initialised network of the zoo, reproducible if a seed is given.
 
-    It takes pixels in [0, 1]. With another `input_range`, a first layer maps them to that range.
+    It takes pixels in [0, 1]. With another `input_range`, a first layer maps them to
+    that range.
     """
     check_choice("zoo name", name, names())
     architecture = ZOO[name]
-    shape, count = input_shape or architecture.input_shape, classes or architecture.classes
+    shape, count = (
+        input_shape or architecture.input_shape,
+        classes or architecture.classes,
+    )
     if seed is None:
         network = architecture.build(shape, count)
     else:
@@ -73,7 +78,9 @@ def ranged(network: nn.Module, input_range: tuple[float, float]) -> nn.Module:
     """The network for pixels in [0, 1]: with another range, a first layer maps them to it."""
     if input_range == (0.0, 1.0):
         return network
-    return nn.Sequential(OrderedDict(input_range=InputRange(*input_range), network=network))
+    return nn.Sequential(
+        OrderedDict(input_range=InputRange(*input_range), network=network)
+    )
 
 
 def names() -> list[str]:
@@ -81,7 +88,9 @@ def names() -> list[str]:
     return list(ZOO)
 
 
-def feed_forward(convolutions: list[Conv], dense: list[int], input_shape: Shape, classes: int) -> nn.Sequential:
+def feed_forward(
+    convolutions: list[Conv], dense: list[int], input_shape: Shape, classes: int
+) -> nn.Sequential:
     """The paper's mCnF: convolutions, then dense layers, with a ReLU between any two layers."""
     layers: list[nn.Module] = []
     channels, size = input_shape[0], input_shape[1]
@@ -99,7 +108,10 @@ def feed_forward(convolutions: list[Conv], dense: list[int], input_shape: Shape,
 
 
 def mlp(
-    widths: list[int], input_shape: Shape, classes: int, activation: Callable[[], nn.Module] = nn.ReLU
+    widths: list[int],
+    input_shape: Shape,
+    classes: int,
+    activation: Callable[[], nn.Module] = nn.ReLU,
 ) -> nn.Sequential:
     """Dense layers with a nonlinearity between any two, for inputs of any shape."""
     layers: list[nn.Module] = [nn.Flatten()]
@@ -110,16 +122,29 @@ def mlp(
     return nn.Sequential(*layers, nn.Linear(previous, classes))
 
 
-def rho_mlp(width: int, depth: int, rescaling: str, input_shape: Shape, classes: int) -> nn.Sequential:
+def rho_mlp(
+    width: int, depth: int, rescaling: str, input_shape: Shape, classes: int
+) -> nn.Sequential:
     """Residual layers that are √ρ-Lipschitz by construction, with learned ρ, between two dense layers."""
-    layers = [RhoLipschitzLinear(width, width, rescaling=rescaling, learn_rho=True) for _ in range(depth)]
-    return nn.Sequential(nn.Flatten(), nn.Linear(prod(input_shape), width), *layers, nn.Linear(width, classes))
+    layers = [
+        RhoLipschitzLinear(width, width, rescaling=rescaling, learn_rho=True)
+        for _ in range(depth)
+    ]
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(prod(input_shape), width),
+        *layers,
+        nn.Linear(width, classes),
+    )
 
 
-def patch_network(width: int, depth: int, input_shape: Shape, classes: int) -> nn.Sequential:
+def patch_network(
+    width: int, depth: int, input_shape: Shape, classes: int
+) -> nn.Sequential:
     """Not the paper's: 2×2 patches that halve the image and double the channels, 3×3 convolutions between them, |·|.
 
-    A stride as large as the kernel makes a convolution a matrix on separate patches, as orthogonal as the matrix is.
+    A stride as large as the kernel makes a convolution a matrix on separate patches, as
+    orthogonal as the matrix is.
     """
     layers: list[nn.Module] = [nn.Conv2d(input_shape[0], width, 2, 2), Abs()]
     channels = width
@@ -130,7 +155,9 @@ def patch_network(width: int, depth: int, input_shape: Shape, classes: int) -> n
         channels *= 2
     # Three strides of 2.
     size = channels * (input_shape[1] // 8) * (input_shape[2] // 8)
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(size, 512), Abs(), nn.Linear(512, classes))
+    return nn.Sequential(
+        *layers, nn.Flatten(), nn.Linear(size, 512), Abs(), nn.Linear(512, classes)
+    )
 
 
 class BasicBlock(nn.Module):
@@ -145,7 +172,10 @@ class BasicBlock(nn.Module):
         self.relu = nn.ReLU()
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or channels != filters:
-            self.shortcut = nn.Sequential(nn.Conv2d(channels, filters, 1, stride, bias=False), nn.BatchNorm2d(filters))
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(channels, filters, 1, stride, bias=False),
+                nn.BatchNorm2d(filters),
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         inner: Tensor = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
@@ -153,7 +183,9 @@ class BasicBlock(nn.Module):
         return result
 
 
-def residual(widths: list[int], blocks: list[int], input_shape: Shape, classes: int) -> nn.Sequential:
+def residual(
+    widths: list[int], blocks: list[int], input_shape: Shape, classes: int
+) -> nn.Sequential:
     """A ResNet for small images: 3×3 stem, stages of basic blocks, global average pooling, one dense layer."""
     layers: list[nn.Module] = [
         nn.Conv2d(input_shape[0], widths[0], 3, 1, 1, bias=False),
@@ -164,7 +196,9 @@ def residual(widths: list[int], blocks: list[int], input_shape: Shape, classes: 
     for stage, (width, count) in enumerate(zip(widths, blocks, strict=True)):
         for block in range(count):
             # The first block of every stage but the first halves the image.
-            layers.append(BasicBlock(channels, width, 2 if stage > 0 and block == 0 else 1))
+            layers.append(
+                BasicBlock(channels, width, 2 if stage > 0 and block == 0 else 1)
+            )
             channels = width
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)]
     return nn.Sequential(*layers)
@@ -185,31 +219,46 @@ _8C = [
     (256, 3, 1, 1),
     (256, 4, 2, 0),
 ]
-# Huang et al. pad the second convolution, so that the first strided one leaves a remainder.
+# Huang et al. pad the second convolution, so that the first strided one leaves a
+# remainder.
 _8C_ORIGINAL = [_8C[0], (64, 3, 1, 1), *_8C[2:]]
 
 _ARCHITECTURES = (
     Architecture("4C3F", _MNIST, 10, partial(feed_forward, _4C, [512, 512])),
     Architecture("6C2F", _CIFAR, 10, partial(feed_forward, _6C, [512])),
     Architecture("8C2F", _TINY, 200, partial(feed_forward, _8C, [256])),
-    Architecture("8C2F-original", _TINY, 200, partial(feed_forward, _8C_ORIGINAL, [256])),
+    Architecture(
+        "8C2F-original", _TINY, 200, partial(feed_forward, _8C_ORIGINAL, [256])
+    ),
     Architecture("7C2F", _CIFAR, 10, partial(feed_forward, [*_6C, _C1], [512])),
-    Architecture("8C2F-depth", _CIFAR, 10, partial(feed_forward, [*_6C, _C1, _C2], [256])),
+    Architecture(
+        "8C2F-depth", _CIFAR, 10, partial(feed_forward, [*_6C, _C1, _C2], [256])
+    ),
     Architecture("9C2F", _CIFAR, 10, partial(feed_forward, _9C, [256])),
     Architecture("9C3F", _CIFAR, 10, partial(feed_forward, _9C, [128, 128])),
     Architecture("9C4F", _CIFAR, 10, partial(feed_forward, _9C, [128, 128, 64])),
     Architecture("10C4F", _CIFAR, 10, partial(feed_forward, [*_9C, _C2], [64, 64, 32])),
-    Architecture("11C4F", _CIFAR, 10, partial(feed_forward, [*_9C, _C2, _C1], [64, 64, 32])),
-    Architecture("2C2F", _DIGITS, 10, partial(feed_forward, [(16, 3, 1, 1), (32, 4, 2, 1)], [64])),
+    Architecture(
+        "11C4F", _CIFAR, 10, partial(feed_forward, [*_9C, _C2, _C1], [64, 64, 32])
+    ),
+    Architecture(
+        "2C2F", _DIGITS, 10, partial(feed_forward, [(16, 3, 1, 1), (32, 4, 2, 1)], [64])
+    ),
     Architecture("mlp-64", _MNIST, 10, partial(mlp, [64])),
     Architecture("mlp-256", _MNIST, 10, partial(mlp, [256])),
     Architecture("maxmin-1024", _MNIST, 10, partial(mlp, [1024], activation=MaxMin)),
-    Architecture("maxmin-512-512", _MNIST, 10, partial(mlp, [512, 512], activation=MaxMin)),
+    Architecture(
+        "maxmin-512-512", _MNIST, 10, partial(mlp, [512, 512], activation=MaxMin)
+    ),
     Architecture("patches-48", _CIFAR, 10, partial(patch_network, 48, 2)),
     Architecture("rho-mlp", _DIGITS, 10, partial(rho_mlp, 64, 2, "sll")),
     Architecture("rho-mlp-256", _MNIST, 10, partial(rho_mlp, 256, 4, "sll")),
-    Architecture("resnet-small", _CIFAR, 10, partial(residual, [16, 32, 64], [1, 1, 1])),
-    Architecture("resnet18", _CIFAR, 10, partial(residual, [64, 128, 256, 512], [2, 2, 2, 2])),
+    Architecture(
+        "resnet-small", _CIFAR, 10, partial(residual, [16, 32, 64], [1, 1, 1])
+    ),
+    Architecture(
+        "resnet18", _CIFAR, 10, partial(residual, [64, 128, 256, 512], [2, 2, 2, 2])
+    ),
 )
 ZOO = {architecture.name: architecture for architecture in _ARCHITECTURES}
 DEPTH_FAMILY = ("6C2F", "7C2F", "8C2F-depth", "9C2F", "9C3F", "9C4F", "10C4F", "11C4F")

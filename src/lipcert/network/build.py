@@ -11,7 +11,12 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
-from lipcert.errors import TrainingModeError, UnsupportedError, UnsupportedNode, check_choice
+from lipcert.errors import (
+    TrainingModeError,
+    UnsupportedError,
+    UnsupportedNode,
+    check_choice,
+)
 from lipcert.network.assembly import Assembly
 from lipcert.network.capture import CAPTURE_LOCK, capture
 from lipcert.network.capture_comparison import check_capture
@@ -27,7 +32,15 @@ from lipcert.network.rules.refusals import DEFAULT, MODULES
 from lipcert.network.rules.registry import VIEWS, find_rule, operator_name
 from lipcert.network.states import evaluated
 
-_ERRORS = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError, ArithmeticError)
+_ERRORS = (
+    RuntimeError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    AssertionError,
+    ArithmeticError,
+)
 
 
 class _OtherSize:
@@ -35,11 +48,17 @@ class _OtherSize:
 
 
 def trace(
-    model: nn.Module, input_shape: Shape, *, training: bool = False, view: str = "residual", local: bool = False
+    model: nn.Module,
+    input_shape: Shape,
+    *,
+    training: bool = False,
+    view: str = "residual",
+    local: bool = False,
 ) -> Network:
     """Trace a model into a `Network` that shares the model's parameters.
 
-    The model is captured by torch.export in the mode it is in, and the captured program is compared with the model.
+    The model is captured by torch.export in the mode it is in, and the captured program
+    is compared with the model.
 
     Args:
         model: any feed-forward module whose forward takes one tensor.
@@ -71,12 +90,18 @@ def trace(
 
 @torch.no_grad()
 def normal_form(
-    program: Program, *, exact: bool = False, check: bool = True, local: bool = False, apart: bool = False
+    program: Program,
+    *,
+    exact: bool = False,
+    check: bool = True,
+    local: bool = False,
+    apart: bool = False,
 ) -> Network:
     """The normal form of a program; `exact` in float64, with the values of all constants as the program computes them.
 
-    Rules are tried out unless `check` is False, for a program whose rules have been tried out already. With `apart`,
-    pairs that are sorted (MaxMin) are means, which pass linearly, and absolute values of differences.
+    Rules are tried out unless `check` is False, for a program whose rules have been
+    tried out already. With `apart`, pairs that are sorted (MaxMin) are means, which
+    pass linearly, and absolute values of differences.
     """
     with CAPTURE_LOCK:  # another thread's capture would see the symbolic number of rows
         return _Builder(program, exact, check, local, apart).build()
@@ -85,7 +110,9 @@ def normal_form(
 class _Builder:
     """Walks the program once, applies the rules, collects everything that has none."""
 
-    def __init__(self, program: Program, exact: bool, check: bool, local: bool, apart: bool) -> None:
+    def __init__(
+        self, program: Program, exact: bool, check: bool, local: bool, apart: bool
+    ) -> None:
         self.program, self.exact, self.local, self.apart = program, exact, local, apart
         self.dtype = torch.float64 if exact else program.dtype
         self.batch = recorded_shape(program.input)[0]
@@ -113,7 +140,14 @@ class _Builder:
             raise self.training
         self._finish()
         produced = {node: value.source for node, value in self.values.items()}
-        return Network(tuple(assembly.nodes), tuple(assembly.sites), self.dtype, program.device, program, produced)
+        return Network(
+            tuple(assembly.nodes),
+            tuple(assembly.sites),
+            self.dtype,
+            program.device,
+            program,
+            produced,
+        )
 
     def _finish(self) -> None:
         output, sites = self.values.get(self.program.output), self.assembly.sites
@@ -123,7 +157,9 @@ class _Builder:
         if 0 in output.shape:
             remedy = f"the model returns no numbers, rows of shape {output.shape}; it needs a logit for every class"
             raise UnsupportedError([UnsupportedNode("output", "output", remedy)])
-        if output.source in [site.output for site in sites]:  # the output site needs a linear node of its own
+        if output.source in [
+            site.output for site in sites
+        ]:  # the output site needs a linear node of its own
             edge = Edge(output.source, Identity(output.shape))
             output = self.assembly.add("output", output.shape, edge, exact=True)
         sites.append(Site("output", output.source, NO_NODE))
@@ -131,7 +167,9 @@ class _Builder:
     def _refuse(self, node: fx.Node, remedy: str) -> None:
         name, kind = self._name(node)
         self.refused.add(node)
-        self.unsupported.setdefault((name, kind), UnsupportedNode(name, kind, MODULES.get(kind, remedy)))
+        self.unsupported.setdefault(
+            (name, kind), UnsupportedNode(name, kind, MODULES.get(kind, remedy))
+        )
 
     def _name(self, node: fx.Node) -> tuple[str, str]:
         return layer_name(node, node in self.program.opaque)
@@ -143,7 +181,9 @@ class _Builder:
             if broken:
                 self.refused.add(node)
             return
-        row_shape = tuple(size if isinstance(size, int) else 1 for size in recorded_shape(node)[1:])
+        row_shape = tuple(
+            size if isinstance(size, int) else 1 for size in recorded_shape(node)[1:]
+        )
         try:
             call = self._call(node, row_shape)
             result = self._result_of_rule(call)
@@ -158,9 +198,14 @@ class _Builder:
         except _ERRORS as error:  # of torch, while the rule or its trial computes
             if not broken:
                 reason = (str(error).strip().splitlines() or [""])[0]
-                remedy = "its rule fails" if producer(node) in self.program.opaque else DEFAULT
+                remedy = (
+                    "its rule fails"
+                    if producer(node) in self.program.opaque
+                    else DEFAULT
+                )
                 self._refuse(node, f"{remedy} ({type(error).__name__}: {reason})")
-        # What follows is looked at too, so that all that is refused can be named at once.
+        # What follows is looked at too, so that all that is refused can be named at
+        # once.
         self.refused.add(node)
         self.values[node] = Input(0, row_shape)
 
@@ -185,7 +230,18 @@ class _Builder:
         name, _ = self._name(node)
         typed = self.program.typed
         return Call(
-            name, invoke, args, kwargs, out_shape, self.dtype, typed, operation, module, index, self.local, self.apart
+            name,
+            invoke,
+            args,
+            kwargs,
+            out_shape,
+            self.dtype,
+            typed,
+            operation,
+            module,
+            index,
+            self.local,
+            self.apart,
         )
 
     def _resolve(self, node: fx.Node) -> Any:
@@ -194,19 +250,28 @@ class _Builder:
         if node in self.values:
             return self.values[node]
         if kind == "dependent":
-            raise Refusal("it reads several results of one operation at once; pick one of them first")
+            raise Refusal(
+                "it reads several results of one operation at once; pick one of them first"
+            )
         if kind == "constant":
             return self._constant(node)
         if packet_name(node) == "item":
-            raise Refusal("it reads a number from a tensor with .item(); use the tensor itself")
-        if node.target is torch.ops.aten.sym_size.int and node.meta["val"] == self.batch:
+            raise Refusal(
+                "it reads a number from a tensor with .item(); use the tensor itself"
+            )
+        if (
+            node.target is torch.ops.aten.sym_size.int
+            and node.meta["val"] == self.batch
+        ):
             return BatchSize()
         return _OtherSize()
 
     def _constant(self, node: fx.Node) -> Constant:
         recorded = node.meta["val"]
         if isinstance(recorded, Tensor) and recorded.is_complex():
-            raise Refusal("complex numbers are not supported; use real and imaginary parts")
+            raise Refusal(
+                "complex numbers are not supported; use real and imaginary parts"
+            )
         batched = self.program.is_batched(node)
         if not self.exact:
             return Constant(partial(self.program.constant, node), batched)
@@ -231,7 +296,11 @@ class _Builder:
     def _check_result(self, node: fx.Node) -> None:
         """The first axis is that of the batch, no other one is, and entries are of the model's type."""
         value = node.meta["val"]
-        if not value.shape or not isinstance(value.shape[0], torch.SymInt) or value.shape[0] != self.batch:
+        if (
+            not value.shape
+            or not isinstance(value.shape[0], torch.SymInt)
+            or value.shape[0] != self.batch
+        ):
             raise Refusal("it does not keep the batch axis in front")
         if any(isinstance(n, torch.SymInt) for n in value.shape[1:]):
             raise Refusal("it puts the rows of the batch beside each other")
@@ -246,5 +315,9 @@ def _check_batch_size(call: Call) -> None:
     if call.operator in ("slice", "slice_scatter"):  # judged by their results
         return
     for value in (*call.args, *call.kwargs.values()):
-        if isinstance(value, BatchSize) or any(isinstance(leaf, _OtherSize) for leaf in tree_leaves(value)):
-            raise Refusal("it reads the number of rows of the batch, so each row depends on the whole batch")
+        if isinstance(value, BatchSize) or any(
+            isinstance(leaf, _OtherSize) for leaf in tree_leaves(value)
+        ):
+            raise Refusal(
+                "it reads the number of rows of the batch, so each row depends on the whole batch"
+            )

@@ -9,7 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from lipcert.network.capture_refusals import check_graph, check_model, check_output, checked_shape
+from lipcert.network.capture_refusals import (
+    check_graph,
+    check_model,
+    check_output,
+    checked_shape,
+)
 from lipcert.network.explain import explained
 from lipcert.network.kinds import packet_name
 from lipcert.network.opaque import Root, RuledModules
@@ -32,23 +37,34 @@ def capture(model: nn.Module, input_shape: Shape, view: str = "residual") -> Pro
     check_model(model)
     tensors = (*model.parameters(), *model.buffers())
     like = next((t for t in tensors if t.is_floating_point()), torch.zeros(()))
-    # Two rows: torch.export takes sizes of 0 and 1 for fixed numbers, whatever is said about them.
+    # Two rows: torch.export takes sizes of 0 and 1 for fixed numbers, whatever is said
+    # about them.
     x = torch.zeros(2, *input_shape, dtype=like.dtype, device=like.device)
-    with CAPTURE_LOCK, unchanged(model), RuledModules(model, view).as_operations() as ruled:
+    with (
+        CAPTURE_LOCK,
+        unchanged(model),
+        RuledModules(model, view).as_operations() as ruled,
+    ):
         try:
             exported = _export(Root(model, ruled), x)
-        except Exception as error:  # torch.export raises whatever the model's code raises
+        except (
+            Exception
+        ) as error:  # torch.export raises whatever the model's code raises
             raise explained(error, model, x) from error
         check_graph(exported, model)
         result = check_output(exported, model)
         names = _tensor_names(exported)
         readers = {}
         for node, name in names.items():
-            # `Root` holds the model as its attribute `model`, which the names of exported tensors begin with.
-            constant = exported.constants.get(f"model.{name}", exported.constants.get(name))
+            # `Root` holds the model as its attribute `model`, which the names of
+            # exported tensors begin with.
+            constant = exported.constants.get(
+                f"model.{name}", exported.constants.get(name)
+            )
             readers[node] = _reader(model, name, constant)
     graph = exported.graph_module.graph
-    # Buffers that the model changes are outputs, too; `check_capture` refuses them by their names.
+    # Buffers that the model changes are outputs, too; `check_capture` refuses them by
+    # their names.
     next(node for node in graph.nodes if node.op == "output").args = ((result,),)
     _simplify(graph)
     opaque = {}
@@ -57,19 +73,36 @@ def capture(model: nn.Module, input_shape: Shape, view: str = "residual") -> Pro
             module, rule = ruled.calls[node.args[1]]
             shape = tuple(node.args[0].meta["val"].shape[1:])
             alone = bare(module)
-            # There is no view of this name, so no rule in it: what is inside is captured down to its operators.
+            # There is no view of this name, so no rule in it: what is inside is
+            # captured down to its operators.
             opaque[node] = Opaque(alone, rule, capture(alone, shape, view=""))
-    changed = [name.removeprefix("model.") for name in exported.graph_signature.buffers_to_mutate.values()]
-    return Program(graph, input_shape, like.dtype, like.device, readers, names, opaque, tuple(changed))
+    changed = [
+        name.removeprefix("model.")
+        for name in exported.graph_signature.buffers_to_mutate.values()
+    ]
+    return Program(
+        graph,
+        input_shape,
+        like.dtype,
+        like.device,
+        readers,
+        names,
+        opaque,
+        tuple(changed),
+    )
 
 
 def _export(root: nn.Module, x: Tensor) -> torch.export.ExportedProgram:
     batch = {0: torch.export.Dim.DYNAMIC}
     with quiet(), torch.no_grad(), torch.inference_mode(False):
-        # Not strict: Python runs as it is, and operators are recorded, hooks and patched methods included.
-        exported = torch.export.export(root, (x,), dynamic_shapes={"x": batch}, strict=False)
+        # Not strict: Python runs as it is, and operators are recorded, hooks and
+        # patched methods included.
+        exported = torch.export.export(
+            root, (x,), dynamic_shapes={"x": batch}, strict=False
+        )
         _pass_through_dropout(exported.graph)
-        # Without a table nothing is decomposed. Operators that work in place become others that do not, views included.
+        # Without a table nothing is decomposed. Operators that work in place become
+        # others that do not, views included.
         if not all(_is_functional(node) for node in exported.graph.nodes):
             exported = exported.run_decompositions({})
     return exported
@@ -105,7 +138,8 @@ def _tensor_names(exported: torch.export.ExportedProgram) -> dict[fx.Node, str]:
 
 def _reader(model: nn.Module, path: str, constant: Any) -> Live:
     """Reads a tensor from the model itself; tensors that are written in its code are constants."""
-    # Looked up at every read: another tensor may have taken the place of a parameter or a buffer since.
+    # Looked up at every read: another tensor may have taken the place of a parameter or
+    # a buffer since.
     get = operator.attrgetter(path)
     try:
         if isinstance(get(model), Tensor):
@@ -119,18 +153,33 @@ def _simplify(graph: fx.Graph) -> None:
     """Remove assertions and what is not used, and put operators in the place of others that return the same."""
     for node in list(graph.nodes):
         name = packet_name(node)
-        if name in ("_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range_for_size"):
+        if name in (
+            "_assert_tensor_metadata",
+            "_assert_scalar",
+            "sym_constrain_range_for_size",
+        ):
             graph.erase_node(node)
         elif node.target in (aten.view.default, aten._unsafe_view.default):
-            node.target = aten.reshape.default  # which does not depend on memory formats
-        elif name == "copy" and node.args[1].meta["val"].dtype == node.meta["val"].dtype:
+            node.target = (
+                aten.reshape.default
+            )  # which does not depend on memory formats
+        elif (
+            name == "copy" and node.args[1].meta["val"].dtype == node.meta["val"].dtype
+        ):
             node.target = aten.expand_as.default  # which is differentiable
             node.args = (node.args[1], node.args[0])
         # In eval mode the slope of RReLU is the mean of its limits.
         elif name == "rrelu" and not _argument(node, 3, "training", False):
-            mean = (_argument(node, 1, "lower", 1 / 8) + _argument(node, 2, "upper", 1 / 3)) / 2
-            node.target, node.args, node.kwargs = aten.leaky_relu.default, (node.args[0], mean), {}
-        # A quotient of two dependent values has no rule; as one operator, softsign has slopes in [0, 1].
+            mean = (
+                _argument(node, 1, "lower", 1 / 8) + _argument(node, 2, "upper", 1 / 3)
+            ) / 2
+            node.target, node.args, node.kwargs = (
+                aten.leaky_relu.default,
+                (node.args[0], mean),
+                {},
+            )
+        # A quotient of two dependent values has no rule; as one operator, softsign has
+        # slopes in [0, 1].
         elif name == "div" and _is_softsign(node):
             node.target = torch.nn.functional.softsign
             node.args = node.args[:1]
@@ -138,7 +187,9 @@ def _simplify(graph: fx.Graph) -> None:
 
 
 def _argument(node: fx.Node, place: int, name: str, default: Any) -> Any:
-    return node.args[place] if place < len(node.args) else node.kwargs.get(name, default)
+    return (
+        node.args[place] if place < len(node.args) else node.kwargs.get(name, default)
+    )
 
 
 def _is_softsign(node: fx.Node) -> bool:
@@ -146,7 +197,16 @@ def _is_softsign(node: fx.Node) -> bool:
     if len(node.args) != 2 or node.kwargs or not isinstance(node.args[1], fx.Node):
         return False
     total = node.args[1]
-    if packet_name(total) != "add" or len(total.args) != 2 or total.args[1] != 1 or total.kwargs:
+    if (
+        packet_name(total) != "add"
+        or len(total.args) != 2
+        or total.args[1] != 1
+        or total.kwargs
+    ):
         return False
     size = total.args[0]
-    return isinstance(size, fx.Node) and packet_name(size) == "abs" and size.args == node.args[:1]
+    return (
+        isinstance(size, fx.Node)
+        and packet_name(size) == "abs"
+        and size.args == node.args[:1]
+    )

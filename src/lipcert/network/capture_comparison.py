@@ -15,31 +15,42 @@ from lipcert.network.program import Program
 from lipcert.network.states import quiet, unchanged
 
 _WITHOUT, _WITH, _INFERENCE = "without gradients", "with gradients", "in inference mode"
-_TRIALS = ((1, _WITHOUT), (1, _WITH), (2, _WITHOUT), (2, _WITH), (7, _WITH), (2, _INFERENCE))
+_TRIALS = (
+    (1, _WITHOUT),
+    (1, _WITH),
+    (2, _WITHOUT),
+    (2, _WITH),
+    (7, _WITH),
+    (2, _INFERENCE),
+)
 """Numbers of rows, and how the model is called; what depends on them without gradients is in the graph's guards."""
 _ROUNDINGS = 64
-# One for each of up to seven rows. Zeros, large and small numbers find formulas that change with the magnitude.
+# One for each of up to seven rows. Zeros, large and small numbers find formulas that
+# change with the magnitude.
 _MAGNITUDES = (1.0, 0.0, 100.0, 1e-3, 1e4, 3.0, 0.0)
 
 
 def check_capture(program: Program, model: nn.Module) -> None:
     """Refuse a program that does not compute, bit for bit, what the model computes, or changes its own buffers.
 
-    Batches of several sizes whose rows have several magnitudes; with and without gradients; in inference mode and
-    another memory layout, up to the rounding of other kernels; and once with an eye on operators that read values,
-    which a branch may hide from torch.export.
+    Batches of several sizes whose rows have several magnitudes; with and without
+    gradients; in inference mode and another memory layout, up to the rounding of other
+    kernels; and once with an eye on operators that read values, which a branch may hide
+    from torch.export.
     """
     if program.changed:
         shown = ", ".join(program.changed)
         remedy = f"it changes {shown} whenever it runs, so that results depend on what it has seen; call model.eval()"
         raise unsupported(model, "state", remedy)
     with unchanged(model):
-        # If they differed, certificates would be about another function than the one that the user calls.
+        # If they differed, certificates would be about another function than the one
+        # that the user calls.
         for batch, mode in _TRIALS:
             difference = _tried(program, model, batch, mode)
             if difference:
                 raise _differs(model, f"{difference}, for a batch of {batch} {mode}")
-        # `if x.max() > 1` stops torch.export, unless the model catches the error: then it shows here.
+        # `if x.max() > 1` stops torch.export, unless the model catches the error: then
+        # it shows here.
         with _ReadsValues() as reads, torch.no_grad():
             model(_example(program, 2))
     if reads.operator is not None:
@@ -51,13 +62,16 @@ def _tried(program: Program, model: nn.Module, batch: int, mode: str) -> str:
     grad, inference = mode == _WITH, mode == _INFERENCE
     with torch.inference_mode(inference), torch.set_grad_enabled(grad), quiet():
         x = _example(program, batch, strided=inference)
-        same = _example(program, batch, strided=inference)  # the model may work in place
+        same = _example(
+            program, batch, strided=inference
+        )  # the model may work in place
         # The product is no leaf, so that the model may change it in place.
         if grad:
             same = same.requires_grad_() * 1
         try:
             with torch.random.fork_rng([]):
-                # Chance would show as a difference; the user's random numbers go on as if nothing had been drawn.
+                # Chance would show as a difference; the user's random numbers go on as
+                # if nothing had been drawn.
                 expected = model(same)
             found = program.run(x)
         except Exception as error:  # whatever the model's code raises
@@ -88,7 +102,9 @@ class _ReadsValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.operator: Any = None
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if torch.Tag.data_dependent_output in func.tags:
             self.operator = func
         return func(*args, **(kwargs or {}))
@@ -97,7 +113,9 @@ class _ReadsValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _example(program: Program, batch: int, strided: bool = False) -> Tensor:
     """Rows that look like images, like noise of several magnitudes, and zero; if `strided`, in an odd layout."""
     generator = torch.Generator().manual_seed(batch)
-    x = torch.randn(batch, *program.input_shape, generator=generator, dtype=torch.float64)
+    x = torch.randn(
+        batch, *program.input_shape, generator=generator, dtype=torch.float64
+    )
     for row in range(batch):
         x[row] *= _MAGNITUDES[row]
     # Row 1 is like an image, with entries between 0 and 1.
@@ -118,10 +136,13 @@ def _difference(found: Tensor, expected: Any, batch: int, other_layout: bool) ->
         return f"the shape is {tuple(expected.shape)} instead of {tuple(found.shape)}"
     if found.dtype != expected.dtype:
         return f"the type is {expected.dtype} instead of {found.dtype}"
-    # Bit for bit, for certificates speak of the numbers that the model returns, rounding included.
+    # Bit for bit, for certificates speak of the numbers that the model returns,
+    # rounding included.
     same = (found == expected) | (found.isnan() & expected.isnan())
     if other_layout:  # a model that works in place keeps the layout, for which products may have other kernels
-        same |= (found - expected).abs() <= _ROUNDINGS * torch.finfo(found.dtype).eps * expected.abs().amax()
+        same |= (found - expected).abs() <= _ROUNDINGS * torch.finfo(
+            found.dtype
+        ).eps * expected.abs().amax()
     if found.device.type != "cpu":  # kernels may be chosen anew for every call
         same |= (found - expected).abs() <= 1e-4 * expected.abs().amax()
     if bool(same.all()):

@@ -12,7 +12,13 @@ from lipcert.network.program import Program
 
 _CHANCE = "its result depends on chance; use a parameter or a buffer"
 _NUMBER_OF_ROWS = "it depends on the number of rows of the batch"
-_UNINITIALISED = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"}
+_UNINITIALISED = {
+    "empty",
+    "empty_like",
+    "new_empty",
+    "empty_strided",
+    "new_empty_strided",
+}
 _ROWS_ALIKE = (
     "expand expand_as repeat zeros ones full new_zeros new_ones new_full zeros_like ones_like full_like fill copy to "
     "_to_copy type_as clone view_as reshape_as lift_fresh_copy contiguous detach alias"
@@ -32,9 +38,11 @@ def constant_problem(program: Program, node: fx.Node) -> str:
         return _CHANCE
     if _reads_size(program, node):
         return _NUMBER_OF_ROWS
-    # ones(rows, 5) has the axis of the batch in front, and equal rows. Its transpose has that axis
-    # elsewhere, and its cumsum has rows that differ.
-    symbolic = [place for place, size in enumerate(shape) if isinstance(size, torch.SymInt)]
+    # ones(rows, 5) has the axis of the batch in front, and equal rows. Its transpose
+    # has that axis elsewhere, and its cumsum has rows that differ.
+    symbolic = [
+        place for place, size in enumerate(shape) if isinstance(size, torch.SymInt)
+    ]
     if not symbolic:
         return ""
     in_front = symbolic == [0] and shape[0] == recorded_shape(program.input)[0]
@@ -46,8 +54,8 @@ def constant_problem(program: Program, node: fx.Node) -> str:
 
 def _reads_size(program: Program, node: fx.Node) -> bool:
     """Whether a constant uses the number of rows as anything but the first axis of a shape."""
-    # In zeros([rows, 5]) the number of rows is first and comes straight from a shape. In zeros([5, rows]),
-    # zeros([2·rows, 5]) and full([5], rows) it is something else.
+    # In zeros([rows, 5]) the number of rows is first and comes straight from a shape.
+    # In zeros([5, rows]), zeros([2·rows, 5]) and full([5], rows) it is something else.
     for value in (*node.args, *node.kwargs.values()):
         first: Any = None
         others: list[Any] = [value]

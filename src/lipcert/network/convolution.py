@@ -39,35 +39,45 @@ class _Kernel(LinearOp):
     def norm_proofs(self) -> list[tuple[float, list[Tensor]]]:
         """The kernel as a matrix, for every way to divide its axes of taps.
 
-        Let y_o(w) = Σ_{c,t} K[o,c,t]·x_c(ws + td − p), and put the taps t_R of some axes R with the output channel: the
-        matrix M has rows (o, t_R) and columns (c, t_S), S being the other axes. Apply M to all patches of x that extend
-        along S; each entry of x lies in at most Π_S ⌈k·gcd(s,d)/s⌉ of them. An output is a sum of Π_R k entries of the
-        results, none of which is used twice, so by the inequality of Cauchy and Schwarz
+        Let y_o(w) = Σ_{c,t} K[o,c,t]·x_c(ws + td − p), and put the taps t_R of some
+        axes R with the output channel: the matrix M has rows (o, t_R) and columns (c,
+        t_S), S being the other axes. Apply M to all patches of x that extend along S;
+        each entry of x lies in at most Π_S ⌈k·gcd(s,d)/s⌉ of them. An output is a sum
+        of Π_R k entries of the results, none of which is used twice, so by the
+        inequality of Cauchy and Schwarz
 
             ‖A‖² ≤ ‖M‖²·Π_R k·Π_S ⌈k·gcd(s,d)/s⌉.
 
-        Zeros around the image only remove terms. Groups act on different channels, so the largest of their bounds
-        holds. A transposed convolution is part of the transpose of the convolution with the same kernel.
+        Zeros around the image only remove terms. Groups act on different channels, so
+        the largest of their bounds holds. A transposed convolution is part of the
+        transpose of the convolution with the same kernel.
         """
         weight = self.weight()
         size = weight.shape[2:]
         axes = range(len(size))
-        # An entry q = ws + td − p of x fixes the tap t modulo s/gcd(s, d), so that it lies in at most so many patches.
+        # An entry q = ws + td − p of x fixes the tap t modulo s/gcd(s, d), so that it
+        # lies in at most so many patches.
         repeats = []
         for k, s, d in zip(size, self.stride, self.dilation, strict=True):
             repeats.append(ceil(k * gcd(s, d) / s))
-        # A 3×3 kernel from c to o channels with stride 2: the matrices are (o, 9c), (3o, 3c), (3o, 3c) and (9o, c),
-        # with the factors 4, 6, 6 and 9.
+        # A 3×3 kernel from c to o channels with stride 2: the matrices are (o, 9c),
+        # (3o, 3c), (3o, 3c) and (9o, c), with the factors 4, 6, 6 and 9.
         proofs = []
         for in_rows in product((False, True), repeat=len(size)):
             rows = [axis for axis in axes if in_rows[axis]]
             columns = [axis for axis in axes if not in_rows[axis]]
             # (o, c, taps) → (o, taps in rows, c, taps in columns).
-            order = [0, *(2 + axis for axis in rows), 1, *(2 + axis for axis in columns)]
+            order = [
+                0,
+                *(2 + axis for axis in rows),
+                1,
+                *(2 + axis for axis in columns),
+            ]
             height = prod(size[axis] for axis in rows)
             factor = height * prod(repeats[axis] for axis in columns)
             matrices = []
-            # The first axis of the weight has the groups one after the other, for both kinds of convolution.
+            # The first axis of the weight has the groups one after the other, for both
+            # kinds of convolution.
             for kernel in weight.chunk(self.groups):
                 matrices.append(kernel.permute(order).reshape(len(kernel) * height, -1))
             proofs.append((float(factor), matrices))
@@ -76,7 +86,8 @@ class _Kernel(LinearOp):
     @property
     def accumulations(self) -> int:
         shape = self.weight().shape
-        # A product sums over one of the two axes of channels of a group, a product with the transpose over the other.
+        # A product sums over one of the two axes of channels of a group, a product with
+        # the transpose over the other.
         return max(shape[0] // self.groups, shape[1]) * prod(shape[2:])
 
     def _apply(self, x: Tensor) -> Tensor:
@@ -89,31 +100,58 @@ class _Kernel(LinearOp):
     def _multiply(self, x: Tensor, weight: Tensor) -> Tensor: ...
 
     def _convolve(self, large: Tensor, weight: Tensor) -> Tensor:
-        # The buffer of patches is overwritten by the next tile, so that nothing can be differentiated through it.
-        if patches.applies(large, self.groups, len(self.stride)) and not weight.requires_grad:
-            return patches.convolve(large, weight, self.stride, self.padding, self.dilation)
+        # The buffer of patches is overwritten by the next tile, so that nothing can be
+        # differentiated through it.
+        if (
+            patches.applies(large, self.groups, len(self.stride))
+            and not weight.requires_grad
+        ):
+            return patches.convolve(
+                large, weight, self.stride, self.padding, self.dilation
+            )
         convolve = _CONV[len(self.stride)]
-        return convolve(large, weight, None, self.stride, self.padding, self.dilation, self.groups)
+        return convolve(
+            large, weight, None, self.stride, self.padding, self.dilation, self.groups
+        )
 
     def _transpose(self, small: Tensor, weight: Tensor, shape: Shape) -> Tensor:
         """The transposed convolution with the output padding that gives a row this shape."""
-        options = zip(self.stride, self.padding, self.dilation, weight.shape[2:], strict=True)
-        # A convolution with a stride may leave up to s − 1 entries at the end unread. The transposed one does not know
-        # how many there were, and has to be told: they get zeros.
+        options = zip(
+            self.stride, self.padding, self.dilation, weight.shape[2:], strict=True
+        )
+        # A convolution with a stride may leave up to s − 1 entries at the end unread.
+        # The transposed one does not know how many there were, and has to be told: they
+        # get zeros.
         remainder = []
-        for size, out, (s, p, d, k) in zip(shape[1:], small.shape[2:], options, strict=True):
+        for size, out, (s, p, d, k) in zip(
+            shape[1:], small.shape[2:], options, strict=True
+        ):
             remainder.append(size - ((out - 1) * s - 2 * p + d * (k - 1) + 1))
         if not any(remainder) and self._mirrors(small, weight):
             return self._mirrored(small, weight)
         transpose = _CONV_TRANSPOSE[len(self.stride)]
-        return transpose(small, weight, None, self.stride, self.padding, remainder, self.groups, self.dilation)
+        return transpose(
+            small,
+            weight,
+            None,
+            self.stride,
+            self.padding,
+            remainder,
+            self.groups,
+            self.dilation,
+        )
 
     def _mirrors(self, small: Tensor, weight: Tensor) -> bool:
         """Whether the transpose is computed as a convolution with the mirrored kernel."""
-        if weight.requires_grad or not patches.applies(small, self.groups, len(self.stride)):
+        if weight.requires_grad or not patches.applies(
+            small, self.groups, len(self.stride)
+        ):
             return False
-        # A convolution cannot have a negative padding, which the transpose of one with much padding would need.
-        reaches = [d * (k - 1) for d, k in zip(self.dilation, weight.shape[2:], strict=True)]
+        # A convolution cannot have a negative padding, which the transpose of one with
+        # much padding would need.
+        reaches = [
+            d * (k - 1) for d, k in zip(self.dilation, weight.shape[2:], strict=True)
+        ]
         fits = all(p <= reach for p, reach in zip(self.padding, reaches, strict=True))
         return fits and max(self.stride) == 1
 
@@ -122,16 +160,20 @@ class _Kernel(LinearOp):
         padding = []
         for p, d, k in zip(self.padding, self.dilation, weight.shape[2:], strict=True):
             padding.append(d * (k - 1) - p)
-        # w ↦ Σ_t K[t]·y(w + p − td): taps in reverse order, input and output channels exchanged.
+        # w ↦ Σ_t K[t]·y(w + p − td): taps in reverse order, input and output channels
+        # exchanged.
         mirrored = weight.flip(2, 3).transpose(0, 1)
-        return patches.convolve(small, mirrored, self.stride, tuple(padding), self.dilation)
+        return patches.convolve(
+            small, mirrored, self.stride, tuple(padding), self.dilation
+        )
 
 
 class Convolution(_Kernel):
     """Zero-padded cross-correlation in one, two or three dimensions, as torch computes it.
 
-    The adjoint is the transposed convolution with the output padding that restores the input size exactly, so sizes
-    that leave a remainder under the stride need no special treatment.
+    The adjoint is the transposed convolution with the output padding that restores the
+    input size exactly, so sizes that leave a remainder under the stride need no special
+    treatment.
     """
 
     @property
@@ -158,7 +200,8 @@ class TransposedConvolution(_Kernel):
 
     def _adjoint(self, y: Tensor) -> Tensor:
         x = self._convolve(y, self.weight())
-        # An output padding of the stride or more (dilation allows it) adds entries that the input does not have.
+        # An output padding of the stride or more (dilation allows it) adds entries that
+        # the input does not have.
         crop = (slice(None), slice(None), *map(slice, self.in_shape[1:]))
         return x[crop]
 

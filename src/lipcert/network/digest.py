@@ -18,7 +18,8 @@ from lipcert.network.program import Program
 def program_digest(program: Program) -> str:
     """SHA-256 of everything that is computed: operators with all arguments, shapes, types and tensors.
 
-    Of operators that are not torch's own, it contains what they compute at fixed inputs (see `probes`).
+    Of operators that are not torch's own, it contains what they compute at fixed inputs
+    (see `probes`).
     """
     digest = sha256()
     numbers: dict[fx.Node, int] = {}
@@ -29,15 +30,27 @@ def program_digest(program: Program) -> str:
         numbers[node] = len(numbers)
         arguments = map_arg((node.args, node.kwargs), lambda n: f"%{numbers[n]}")
         value = node.meta.get("val")
-        digest.update(f"{node.op} {_operator(node)} {arguments} {_described(value)};".encode())
+        digest.update(
+            f"{node.op} {_operator(node)} {arguments} {_described(value)};".encode()
+        )
         if node.op == "placeholder" and node in program.tensors:
-            # The header tells where a tensor ends: without it, [1, 2], [3] and [1], [2, 3] would have the same bytes.
+            # The header tells where a tensor ends: without it, [1, 2], [3] and [1], [2,
+            # 3] would have the same bytes.
             tensor = program.tensors[node]()
             digest.update(f"{tensor.dtype} {tuple(tensor.shape)};".encode())
-            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+            digest.update(
+                tensor.detach()
+                .cpu()
+                .contiguous()
+                .reshape(-1)
+                .view(torch.uint8)
+                .numpy()
+                .tobytes()
+            )
         if node in program.opaque:
             digest.update(program_digest(program.opaque[node].program).encode())
-        # Operators of torch are known by their names. What others compute, nobody promises, so it is looked at.
+        # Operators of torch are known by their names. What others compute, nobody
+        # promises, so it is looked at.
         elif not is_torchs(node):
             digest.update(probed(program, node).encode())
     return digest.hexdigest()

@@ -1,6 +1,7 @@
 """Numbers that are written in a program, as its operators round them.
 
-torch computes in float32 with numbers rounded to float32, 1.1 say with 1.10000002: that is the slope of `x * 1.1`.
+torch computes in float32 with numbers rounded to float32, 1.1 say with 1.10000002: that
+is the slope of `x * 1.1`.
 """
 
 from __future__ import annotations
@@ -37,22 +38,36 @@ def as_executed(
     """The arguments of an operator of torch in a program of this type, with its scalars rounded."""
     schema = getattr(node.target, "_schema", None)
     # In float64, numbers are what is written.
-    if schema is None or dtype != torch.float32 or not is_torchs(node) or packet_name(node) in _OTHERWISE:
+    if (
+        schema is None
+        or dtype != torch.float32
+        or not is_torchs(node)
+        or packet_name(node) in _OTHERWISE
+    ):
         return args, dict(kwargs)
-    scalars = {argument.name for argument in schema.arguments if _is_scalar(str(argument.type))}
-    # The schema tells which arguments are numbers to compute with: a size or a dim is no number to be rounded.
+    scalars = {
+        argument.name for argument in schema.arguments if _is_scalar(str(argument.type))
+    }
+    # The schema tells which arguments are numbers to compute with: a size or a dim is
+    # no number to be rounded.
     names = [argument.name for argument in schema.arguments]
     integers = packet_name(node) in _PRODUCTS
 
     def read(name: str, value: Any) -> Any:
         return _number(value, dtype, integers) if name in scalars else value
 
-    positional = tuple(read(name, value) for name, value in zip(names, args, strict=False))
+    positional = tuple(
+        read(name, value) for name, value in zip(names, args, strict=False)
+    )
     named = {name: read(name, value) for name, value in kwargs.items()}
     # Defaults, too: the slope 0.01 of a LeakyReLU is 0.00999999978 in float32.
     for argument in schema.arguments[len(args) :]:
         default = argument.default_value
-        if isinstance(default, float) and argument.name not in named and read(argument.name, default) != default:
+        if (
+            isinstance(default, float)
+            and argument.name not in named
+            and read(argument.name, default) != default
+        ):
             named[argument.name] = read(argument.name, default)
     return positional, named
 
@@ -79,6 +94,11 @@ def _is_rounded(value: Any, integers: bool) -> bool:
         return False
     if value.dtype == torch.float64:
         return value.dim() == 0
-    if not integers or value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
+    if (
+        not integers
+        or value.is_floating_point()
+        or value.is_complex()
+        or value.dtype == torch.bool
+    ):
         return False
     return bool((value.double().abs() > _EXACT).any())

@@ -12,7 +12,11 @@ from torch import Tensor, nn
 from lipcert.errors import ShapeError, UnsupportedError, UnsupportedNode
 from lipcert.network.states import evaluated
 
-_NOT_USERS = {Path(torch.__file__).parent, Path(importlib.__file__).parent, Path(__file__).parents[1]}
+_NOT_USERS = {
+    Path(torch.__file__).parent,
+    Path(importlib.__file__).parent,
+    Path(__file__).parents[1],
+}
 """Folders of code that is not the user's."""
 
 
@@ -25,12 +29,17 @@ def explained(error: Exception, model: nn.Module, x: Tensor) -> Exception:
     """Why torch.export failed: the input does not fit, a name is missing, or the code cannot be followed."""
     if isinstance(error, UnsupportedError):
         return error
-    # If the model fails by itself, outside of torch.export, its own error says more. In eval mode no statistics change.
+    # If the model fails by itself, outside of torch.export, its own error says more. In
+    # eval mode no statistics change.
     try:
         with torch.no_grad(), evaluated(model):
             model(x)
     except (AttributeError, NameError) as undefined:
-        return unsupported(model, "forward", f"its forward uses a name that is not defined ({described(undefined)})")
+        return unsupported(
+            model,
+            "forward",
+            f"its forward uses a name that is not defined ({described(undefined)})",
+        )
     except Exception as failure:
         shape = tuple(x.shape[1:])
         return ShapeError(
@@ -56,10 +65,13 @@ def first_line(error: Exception) -> str:
 
 def user_line(error: Exception) -> str:
     """ " at file:line", the last line of the user's code that an error went through; empty if there is none."""
-    places = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
+    places = [
+        (frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)
+    ]
     if isinstance(error, SyntaxError) and error.filename:
         places.append((error.filename, error.lineno or 0))
-    # Innermost first: the last frame in a file that is neither torch's, nor Python's, nor ours.
+    # Innermost first: the last frame in a file that is neither torch's, nor Python's,
+    # nor ours.
     for file, line in reversed(places):
         if not file.startswith("<") and _NOT_USERS.isdisjoint(Path(file).parents):
             return f" at {file}:{line}"

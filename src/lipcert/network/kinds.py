@@ -1,8 +1,8 @@
 """Of which kind the values of a captured graph are:
 
 dependent   values that depend on the values of the input x,
-constant    values that depend on parameters, buffers and numbers only (a weight norm, a factor, zeros),
-size        the number of rows of a batch, and what is computed from it.
+constant    values that depend on parameters, buffers and numbers only (a weight norm, a
+factor, zeros), size        the number of rows of a batch, and what is computed from it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,16 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
-_LIKE = {"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "fill", "copy"}
+_LIKE = {
+    "zeros_like",
+    "ones_like",
+    "full_like",
+    "new_zeros",
+    "new_ones",
+    "new_full",
+    "fill",
+    "copy",
+}
 """Operators that read only the shape and the type of their first argument."""
 _AS = {"view_as", "reshape_as", "expand_as", "type_as"}
 """Operators that read only the shape and the type of their second argument."""
@@ -36,15 +45,19 @@ def node_kinds(graph: fx.Graph, tensors: Container[fx.Node]) -> dict[fx.Node, st
 
 def _kind(node: fx.Node, kinds: Mapping[fx.Node, str]) -> str:
     value = node.meta.get("val")
-    if isinstance(value, int | float | bool | torch.SymInt | torch.SymFloat | torch.SymBool):
+    if isinstance(
+        value, int | float | bool | torch.SymInt | torch.SymFloat | torch.SymBool
+    ):
         return "size"
     arguments: Any = (node.args, node.kwargs)
-    # zeros_like(x) is a constant although x is not: its values do not depend on those of x.
+    # zeros_like(x) is a constant although x is not: its values do not depend on those
+    # of x.
     if packet_name(node) in _LIKE:
         arguments = (node.args[1:], node.kwargs)
     if packet_name(node) in _AS:
         arguments = node.args[:1]
-    # One dependent argument is enough. Wrongly called a constant, a value would be taken for fixed over the whole ball.
+    # One dependent argument is enough. Wrongly called a constant, a value would be
+    # taken for fixed over the whole ball.
     for source in tree_leaves(arguments):
         if isinstance(source, fx.Node) and kinds[source] == "dependent":
             return "dependent"

@@ -1,7 +1,8 @@
 """Linear operations of a traced network: apply, adjoint, magnitude, dense matrix.
 
-Every operation maps a batch of vectors, `(rows, *in_shape) → (rows, *out_shape)`, and reads its weights when it is
-called: they are the model's own, never copies, so gradients reach them.
+Every operation maps a batch of vectors, `(rows, *in_shape) → (rows, *out_shape)`, and
+reads its weights when it is called: they are the model's own, never copies, so
+gradients reach them.
 """
 
 from __future__ import annotations
@@ -74,7 +75,9 @@ class LinearOp(ABC):
 
     def _check(self, x: Tensor, shape: Shape, verb: str) -> None:
         if tuple(x.shape[1:]) != shape:
-            raise ShapeError(f"{type(self).__name__}.{verb} expects rows of shape {shape}, got {tuple(x.shape[1:])}")
+            raise ShapeError(
+                f"{type(self).__name__}.{verb} expects rows of shape {shape}, got {tuple(x.shape[1:])}"
+            )
 
     @abstractmethod
     def _apply(self, x: Tensor) -> Tensor: ...
@@ -197,9 +200,10 @@ class Scale(LinearOp):
 class Function(LinearOp):
     """Any linear function of a batch; the adjoint comes from automatic differentiation.
 
-    Used where torch's own function already is the linear map (pooling, padding, slicing, …), and for rules that users
-    register. `terms` counts the products per output; |A| is A itself if no entry of the matrix is negative
-    (`nonnegative`), or else the function `absolute`. Without them, rounding errors cannot be bounded.
+    Used where torch's own function already is the linear map (pooling, padding,
+    slicing, …), and for rules that users register. `terms` counts the products per
+    output; |A| is A itself if no entry of the matrix is negative (`nonnegative`), or
+    else the function `absolute`. Without them, rounding errors cannot be bounded.
     """
 
     function: Callable[[Tensor], Tensor]
@@ -224,8 +228,16 @@ class Function(LinearOp):
         wants_graph = torch.is_grad_enabled()
         with torch.inference_mode(False), torch.enable_grad():
             # The derivative of a linear function is the same everywhere, so at zero.
-            x = torch.zeros(y.shape[0], *self.in_shape, dtype=y.dtype, device=y.device, requires_grad=True)
-            (gradient,) = torch.autograd.grad(self.function(x), x, y, create_graph=wants_graph)
+            x = torch.zeros(
+                y.shape[0],
+                *self.in_shape,
+                dtype=y.dtype,
+                device=y.device,
+                requires_grad=True,
+            )
+            (gradient,) = torch.autograd.grad(
+                self.function(x), x, y, create_graph=wants_graph
+            )
         return gradient
 
     def _magnitude(self, x: Tensor) -> Tensor:
@@ -244,6 +256,7 @@ def number(value: float) -> Live:
 
 def has_denormals(weight: Tensor) -> bool:
     """Whether a tensor has entries between zero and the smallest normal number of float32."""
-    # Float64 copies of float32 weights are asked, too: what counts is the type in which they are executed.
+    # Float64 copies of float32 weights are asked, too: what counts is the type in which
+    # they are executed.
     size = weight.detach().abs()
     return bool(((size > 0) & (size < torch.finfo(torch.float32).tiny)).any())

@@ -1,8 +1,9 @@
 """The normal form of a network: a DAG of linear operations between numbered sites.
 
-Site 0 is the input, sites 1..n are the nonlinearities in topological order, site n+1 is the output. B_ji is the linear
-map from the output of site i to the input of site j: the sum over all paths that avoid other nonlinearities. As
-captured, few maps differ from zero; the loop transformation (see `rewrites`) opens paths around the nonlinearities.
+Site 0 is the input, sites 1..n are the nonlinearities in topological order, site n+1 is
+the output. B_ji is the linear map from the output of site i to the input of site j: the
+sum over all paths that avoid other nonlinearities. As captured, few maps differ from
+zero; the loop transformation (see `rewrites`) opens paths around the nonlinearities.
 """
 
 from __future__ import annotations
@@ -54,8 +55,9 @@ class Node:
         if self.exact or not self.edges:
             return 0
         products = [edge.op.terms for edge in self.edges]
-        # The sums of all edges run one beside the other: the longest one counts, then the additions of the edges, and
-        # then that of the bias. 3 edges of up to 100 products and a bias make 103.
+        # The sums of all edges run one beside the other: the longest one counts, then
+        # the additions of the edges, and then that of the bias. 3 edges of up to 100
+        # products and a bias make 103.
         count = max(products) + len(products) - 1
         adds = any(products) or any(edge.op.adds for edge in self.edges)
         if self.offset is not None and adds:
@@ -66,13 +68,16 @@ class Node:
 @dataclass(frozen=True)
 class Site:
     """A nonlinearity: node `output` is its value, node `source` its input. The input and the output of the network
-    are sites too, without a slope; the input has no source and the output no output node of its own."""
+    are sites too, without a slope; the input has no source and the output no output
+    node of its own."""
 
     name: str
     source: int
     output: int
     slope: Slope | None = None
-    function: Callable[[Tensor], Tensor] | None = field(default=None, repr=False, compare=False)
+    function: Callable[[Tensor], Tensor] | None = field(
+        default=None, repr=False, compare=False
+    )
     """The nonlinearity itself for a batch, in the type of the network; sites of rewritten networks have none."""
 
 
@@ -139,8 +144,13 @@ class Network:
         """Distinct names of the sites 0..n."""
         names: list[str] = []
         for site in self.sites[:-1]:
-            # A layer that is called twice has two sites: relu, relu#2. Bounds keep constants by these names.
-            same = [name for name in names if name == site.name or name.startswith(f"{site.name}#")]
+            # A layer that is called twice has two sites: relu, relu#2. Bounds keep
+            # constants by these names.
+            same = [
+                name
+                for name in names
+                if name == site.name or name.startswith(f"{site.name}#")
+            ]
             name = site.name
             if same:
                 name += f"#{len(same) + 1}"
@@ -158,17 +168,25 @@ class Network:
     def reach(self) -> tuple[list[set[int]], list[set[int]]]:
         """Which nodes linear paths lead to from each site's output, and from which nodes to each site's input.
 
-        The first list begins with site 0, the second with site 1: the input of the network has no input of its own.
+        The first list begins with site 0, the second with site 1: the input of the
+        network has no input of its own.
         """
-        reached: list[set[int]] = [{v} for v in range(len(self.nodes))]  # from each node
-        for v in reversed(range(len(self.nodes))):  # what v reaches is complete when its sources take it over
+        reached: list[set[int]] = [
+            {v} for v in range(len(self.nodes))
+        ]  # from each node
+        for v in reversed(
+            range(len(self.nodes))
+        ):  # what v reaches is complete when its sources take it over
             for edge in self.nodes[v].edges:
                 reached[edge.source] |= reached[v]
         after = [reached[site.output] for site in self.sites[:-1]]
-        # From here on by sites: node v is before site j if j's input can be reached from v.
+        # From here on by sites: node v is before site j if j's input can be reached
+        # from v.
         before = []
         for site in self.sites[1:]:
-            before.append({v for v in range(len(self.nodes)) if site.source in reached[v]})
+            before.append(
+                {v for v in range(len(self.nodes)) if site.source in reached[v]}
+            )
         return after, before
 
     def pull(self, site: int, seed: Tensor) -> list[Tensor | None]:
@@ -180,10 +198,12 @@ class Network:
 
     def pull_each(self, site: int, seed: Tensor) -> Iterator[tuple[int, Tensor]]:
         """The same, one site after the other from the last one: what is not kept by the caller is free again."""
-        # What has arrived at each node so far: y at the site's input, sums of A_eᵀy at the nodes before it.
+        # What has arrived at each node so far: y at the site's input, sums of A_eᵀy at
+        # the nodes before it.
         values: dict[int, Tensor] = {self.sites[site].source: seed}
         for v in reversed(range(len(self.nodes))):
-            # All readers of v come behind it and have added their part; nobody needs y after v has passed it on.
+            # All readers of v come behind it and have added their part; nobody needs y
+            # after v has passed it on.
             y = values.pop(v, None)
             if y is None:
                 continue
@@ -194,7 +214,8 @@ class Network:
 
     def push(self, site: int, x: Tensor) -> list[Tensor | None]:
         """B_{j,site} x for every row of x, for j = 1..n+1: one forward pass from the output of a site."""
-        # Only linear edges are followed: outputs of sites have none into them, so that rows end at their inputs.
+        # Only linear edges are followed: outputs of sites have none into them, so that
+        # rows end at their inputs.
         values: dict[int, Tensor] = {self.sites[site].output: x}
         for v, node in enumerate(self.nodes):
             for edge in node.edges:
@@ -203,15 +224,33 @@ class Network:
         return [values.get(s.source) for s in self.sites[1:]]
 
 
-def rebuilt(network: Network, nodes: Sequence[Node], moved: Mapping[int, int], changed: Mapping[int, Site]) -> Network:
+def rebuilt(
+    network: Network,
+    nodes: Sequence[Node],
+    moved: Mapping[int, int],
+    changed: Mapping[int, Site],
+) -> Network:
     """The network with other nodes: `moved` says where the values of the old ones are now, `changed` has new sites."""
-    # `function` is not taken over: it belongs to φ, and sites of a rewritten network are ψ, or φ in other coordinates.
+    # `function` is not taken over: it belongs to φ, and sites of a rewritten network
+    # are ψ, or φ in other coordinates.
     sites = []
     for index, site in enumerate(network.sites):
-        kept = Site(site.name, moved.get(site.source, NO_NODE), moved.get(site.output, NO_NODE), site.slope)
+        kept = Site(
+            site.name,
+            moved.get(site.source, NO_NODE),
+            moved.get(site.output, NO_NODE),
+            site.slope,
+        )
         sites.append(changed.get(index, kept))
     produced = {key: moved[v] for key, v in network.produced.items()}
-    return Network(tuple(nodes), tuple(sites), network.dtype, network.device, network.program, produced)
+    return Network(
+        tuple(nodes),
+        tuple(sites),
+        network.dtype,
+        network.device,
+        network.program,
+        produced,
+    )
 
 
 def _accumulate(values: dict[int, Tensor], node: int, value: Tensor) -> None:

@@ -1,7 +1,8 @@
 """Softmax and LayerNorm over a box: derivatives, remainders, and the rounding of what is executed and of the proof.
 
-All results are upper bounds. A float64 expression of non-negative terms that takes n roundings is off by a factor of at
-most 1 + γ_n, and is multiplied by it; where terms are subtracted, both are bounded first.
+All results are upper bounds. A float64 expression of non-negative terms that takes n
+roundings is off by a factor of at most 1 + γ_n, and is multiplied by it; where terms
+are subtracted, both are bounded first.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ _COARSE = 0.1
 class Softmax(Tangent):
     """p = softmax(z) along an axis: J_ij = p_i(δ_ij − p_j), so |r_i| ≤ h_i d_i + Σ_j (h_i P_j + p_i h_j) d_j.
 
-    P ≥ p over the box, and h ≥ |p − p(c)|: e^{−2D}p(c) ≤ p ≤ e^{2D}p(c) for deviations of up to D along the axis.
+    P ≥ p over the box, and h ≥ |p − p(c)|: e^{−2D}p(c) ≤ p ≤ e^{2D}p(c) for deviations
+    of up to D along the axis.
     """
 
     axis: int
@@ -38,8 +40,9 @@ class Softmax(Tangent):
     def _relative(self, largest: Tensor, dtype: torch.dtype) -> Tensor:
         """How far computed p are off, relatively, for |z| ≤ largest; infinite beyond a tenth.
 
-        z − max z is off by 2u·largest and its exponential by that and 2u per ulp; p is a quotient of such a number and
-        a sum of `size` of them, and is rounded: twice all that, and γ_size.
+        z − max z is off by 2u·largest and its exponential by that and 2u per ulp; p is
+        a quotient of such a number and a sum of `size` of them, and is rounded: twice
+        all that, and γ_size.
         """
         unit = UNIT_ROUNDOFF[dtype]
         total = unit * (2 * (2 * largest + 2 * _EXP_ULPS + 1) + self.size + 2)
@@ -49,11 +52,19 @@ class Softmax(Tangent):
     def _at_centre(self, centre: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """p as computed, what it is at most and at least."""
         computed = torch.softmax(centre, self.axis)
-        relative = self._relative(centre.abs().amax(self.axis, keepdim=True), torch.float64)
+        relative = self._relative(
+            centre.abs().amax(self.axis, keepdim=True), torch.float64
+        )
         slack = (computed * relative + _TINY) * (1 + gamma(4))
-        return computed, (computed + slack) * (1 + gamma(2)), ((computed - slack) * (1 - gamma(2))).clamp(min=0.0)
+        return (
+            computed,
+            (computed + slack) * (1 + gamma(2)),
+            ((computed - slack) * (1 - gamma(2))).clamp(min=0.0),
+        )
 
-    def adjoint(self, function: Callable[[Tensor], Tensor], centre: Tensor, rows: Tensor) -> Tensor:
+    def adjoint(
+        self, function: Callable[[Tensor], Tensor], centre: Tensor, rows: Tensor
+    ) -> Tensor:
         """p(y − p·y)."""
         # J is symmetric, so Jᵀy = Jy; the new axis is that of the rows y.
         p = torch.softmax(centre, self.axis)[:, None]
@@ -62,19 +73,29 @@ class Softmax(Tangent):
 
     def linear(self, centre: Tensor, reach: Tensor) -> Tensor:
         _, p, _ = self._at_centre(centre)
-        return p * (reach + (p * reach).sum(self.axis, keepdim=True)) * (1 + gamma(self.size + 6))
+        return (
+            p
+            * (reach + (p * reach).sum(self.axis, keepdim=True))
+            * (1 + gamma(self.size + 6))
+        )
 
     def pulling_error(self, centre: Tensor, reach: Tensor) -> Tensor:
         """p twice, and the roundings of a sum; where p underflows, a tiny number of everything."""
-        relative = self._relative(centre.abs().amax(self.axis, keepdim=True), torch.float64)
+        relative = self._relative(
+            centre.abs().amax(self.axis, keepdim=True), torch.float64
+        )
         twice = relative * (2 + relative) + gamma(self.size + 6)
         total = reach + reach.sum(self.axis, keepdim=True)
-        return (twice * self.linear(centre, reach) + 8 * _TINY * total) * (1 + gamma(self.size + 6))
+        return (twice * self.linear(centre, reach) + 8 * _TINY * total) * (
+            1 + gamma(self.size + 6)
+        )
 
     def _largest(self, centre: Tensor, reach: Tensor) -> tuple[Tensor, Tensor]:
         """P, and D along the axis."""
         _, p, _ = self._at_centre(centre)
-        spread = reach.amax(self.axis, keepdim=True).clamp(max=300.0)  # beyond, p may be anything up to 1
+        spread = reach.amax(self.axis, keepdim=True).clamp(
+            max=300.0
+        )  # beyond, p may be anything up to 1
         grown = p * torch.exp(2 * spread) * (1 + gamma(2 * _EXP_ULPS + 4))
         return torch.minimum(grown, torch.ones_like(p)), spread
 
@@ -82,11 +103,14 @@ class Softmax(Tangent):
         axis = self.axis
         _, p, least = self._at_centre(centre)
         most, spread = self._largest(centre, reach)
-        # p(c) − p ≤ p(c)·(1 − e^{−2D}); expm1 keeps the digits of small D. Beyond the cap of D, p may fall to 0.
+        # p(c) − p ≤ p(c)·(1 − e^{−2D}); expm1 keeps the digits of small D. Beyond the
+        # cap of D, p may fall to 0.
         shrunk = p * -torch.expm1(-2 * spread) * (1 + gamma(2 * _EXP_ULPS + 4))
         shrunk = torch.where(reach.amax(axis, keepdim=True) > spread, p, shrunk)
         h = torch.maximum(most - least, shrunk) * (1 + gamma(2))
-        along = h * (most * reach).sum(axis, keepdim=True) + p * (h * reach).sum(axis, keepdim=True)
+        along = h * (most * reach).sum(axis, keepdim=True) + p * (h * reach).sum(
+            axis, keepdim=True
+        )
         return (h * reach + along) * (1 + gamma(self.size + 8))
 
     def error(self, centre: Tensor, reach: Tensor, dtype: torch.dtype) -> Tensor:
@@ -100,8 +124,8 @@ class Softmax(Tangent):
 class _Centre:
     """LayerNorm at the centre of a box; what the proof computes, and between what the true numbers are.
 
-    shifted, scale: x̃ and s as computed. sizes: at least |x̃|. low, high: s is between. off: x̃ is off by at most that.
-    least, most: between what s is over the box.
+    shifted, scale: x̃ and s as computed. sizes: at least |x̃|. low, high: s is between.
+    off: x̃ is off by at most that. least, most: between what s is over the box.
     """
 
     shifted: Tensor
@@ -118,8 +142,9 @@ class _Centre:
 class Normalisation(Tangent):
     """y = x̃·s·w + b with x̃ = x − mean, s = (mean(x̃²) + eps)^−½ over the last `axes` axes, n entries.
 
-    J_ij = s(δ_ij − 1/n − x̂_i x̂_j/n) with x̂ = x̃s. ‖x̃‖/√n changes by at most t = ‖ζ‖/√n, which bounds s and so x̂. Then
-    |r_i| ≤ |w_i|·(Δs(d_i + mean d) + mean_j((Δs H_i H_j + s(h_i H_j + |x̂_i|h_j))d_j)), H ≥ |x̂|, h ≥ |x̂ − x̂(c)|.
+    J_ij = s(δ_ij − 1/n − x̂_i x̂_j/n) with x̂ = x̃s. ‖x̃‖/√n changes by at most t =
+    ‖ζ‖/√n, which bounds s and so x̂. Then |r_i| ≤ |w_i|·(Δs(d_i + mean d) + mean_j((Δs
+    H_i H_j + s(h_i H_j + |x̂_i|h_j))d_j)), H ≥ |x̂|, h ≥ |x̂ − x̂(c)|.
     """
 
     axes: int
@@ -142,11 +167,20 @@ class Normalisation(Tangent):
         shifted = x - x.mean(dims, keepdim=True)
         off = (gamma(count + 2) + gamma(4)) * x.abs().amax(dims, keepdim=True) + _TINY
         root = shifted.square().mean(dims, keepdim=True).sqrt()
-        # The true ‖x̃‖/√n is within `wide` of the computed one, over the box within `wide` + `step`.
-        wide = root * gamma(count + 6) + off * (1 + gamma(2)) + 1e-150  # squares of smaller numbers vanish
-        step = reach.square().mean(dims, keepdim=True).sqrt() * (1 + gamma(count + 6)) + 1e-150
+        # The true ‖x̃‖/√n is within `wide` of the computed one, over the box within
+        # `wide` + `step`.
+        wide = (
+            root * gamma(count + 6) + off * (1 + gamma(2)) + 1e-150
+        )  # squares of smaller numbers vanish
+        step = (
+            reach.square().mean(dims, keepdim=True).sqrt() * (1 + gamma(count + 6))
+            + 1e-150
+        )
         scale = self._scale(root)
-        low, high = self._scale(root + wide) * (1 - gamma(8)), self._scale((root - wide).clamp(min=0)) * (1 + gamma(8))
+        low, high = (
+            self._scale(root + wide) * (1 - gamma(8)),
+            self._scale((root - wide).clamp(min=0)) * (1 + gamma(8)),
+        )
         least = self._scale(root + wide + step) * (1 - gamma(10))
         most = self._scale((root - wide - step).clamp(min=0)) * (1 + gamma(10))
         sizes = (shifted.abs() + off) * (1 + gamma(2))
@@ -156,7 +190,9 @@ class Normalisation(Tangent):
         """(root² + eps)^−½, off by less than γ_8 if its argument is off by γ_2."""
         return 1 / (root.square() + self.eps).sqrt()
 
-    def adjoint(self, function: Callable[[Tensor], Tensor], centre: Tensor, rows: Tensor) -> Tensor:
+    def adjoint(
+        self, function: Callable[[Tensor], Tensor], centre: Tensor, rows: Tensor
+    ) -> Tensor:
         """s(q − mean(q) − x̂·mean(q·x̂)) with q = wy; torch's own backward pass loses digits where means are large."""
         dims, _ = self._dims(rows)
         at = self._at_centre(centre, torch.zeros_like(centre))
@@ -164,13 +200,19 @@ class Normalisation(Tangent):
         q = rows
         if self.weight is not None:
             q = rows * self.weight().to(rows)
-        return scale * (q - q.mean(dims, keepdim=True) - unit * (q * unit).mean(dims, keepdim=True))
+        return scale * (
+            q - q.mean(dims, keepdim=True) - unit * (q * unit).mean(dims, keepdim=True)
+        )
 
     def linear(self, centre: Tensor, reach: Tensor) -> Tensor:
         dims, count = self._dims(centre)
         at = self._at_centre(centre, reach)
         unit = at.sizes * at.high
-        moved = reach + reach.mean(dims, keepdim=True) + unit * (unit * reach).mean(dims, keepdim=True)
+        moved = (
+            reach
+            + reach.mean(dims, keepdim=True)
+            + unit * (unit * reach).mean(dims, keepdim=True)
+        )
         return at.high * moved * self._weight(centre) * (1 + gamma(count + 12))
 
     def pulling_error(self, centre: Tensor, reach: Tensor) -> Tensor:
@@ -182,9 +224,15 @@ class Normalisation(Tangent):
         unit = at.sizes * at.high + e
         means = (unit * reach).mean(dims, keepdim=True)
         entries = change * (reach + reach.mean(dims, keepdim=True) + unit * means)
-        entries = entries + at.high * (e * means + unit * (e * reach).mean(dims, keepdim=True))
+        entries = entries + at.high * (
+            e * means + unit * (e * reach).mean(dims, keepdim=True)
+        )
         total = entries * self._weight(centre) * (1 + gamma(count + 16))
-        return total + gamma(2 * count + 16) * self.linear(centre, reach) * (1 + gamma(4)) + _TINY
+        return (
+            total
+            + gamma(2 * count + 16) * self.linear(centre, reach) * (1 + gamma(4))
+            + _TINY
+        )
 
     def remainder(self, centre: Tensor, reach: Tensor) -> Tensor:
         dims, count = self._dims(centre)
@@ -197,14 +245,17 @@ class Normalisation(Tangent):
         largest = unit + h
         means = (largest * reach).mean(dims, keepdim=True)
         mixed = change * largest * means
-        mixed = mixed + at.high * (h * means + unit * (h * reach).mean(dims, keepdim=True))
+        mixed = mixed + at.high * (
+            h * means + unit * (h * reach).mean(dims, keepdim=True)
+        )
         return (change * moved + mixed) * self._weight(centre) * (1 + gamma(count + 16))
 
     def error(self, centre: Tensor, reach: Tensor, dtype: torch.dtype) -> Tensor:
         """Of torch's kernel for processors, which merges moments; see `moment_errors`. Not bounded on other devices.
 
-        With |μ̂ − μ| ≤ a and |σ̂ − σ| ≤ b + cσ the computed s is off by a relative t ≤ (b·s + c)/(1 − …), x·s − μ·s by
-        s(a + 4uM)(1 + t) and |x̂|t, and the product with w and the sum with b are rounded.
+        With |μ̂ − μ| ≤ a and |σ̂ − σ| ≤ b + cσ the computed s is off by a relative t ≤
+        (b·s + c)/(1 − …), x·s − μ·s by s(a + 4uM)(1 + t) and |x̂|t, and the product
+        with w and the sum with b are rounded.
         """
         dims, count = self._dims(centre)
         at = self._at_centre(centre, reach)
@@ -212,7 +263,11 @@ class Normalisation(Tangent):
         largest = (centre.abs() + reach).amax(dims, keepdim=True) * (1 + gamma(2))
         mean, spread = moment_errors(count)
         tiny = torch.finfo(dtype).tiny
-        share = unit * spread * largest * at.most + gamma(count + 16, dtype) + 16 * (count + 1) * tiny / self.eps
+        share = (
+            unit * spread * largest * at.most
+            + gamma(count + 16, dtype)
+            + 16 * (count + 1) * tiny / self.eps
+        )
         t = share / (1 - share) * (1 + gamma(8))
         moved = reach + reach.mean(dims, keepdim=True)
         x_hat = (at.sizes + moved) * at.most * (1 + gamma(count + 6))
@@ -229,16 +284,18 @@ class Normalisation(Tangent):
 def moment_errors(count: int) -> tuple[float, float]:
     """(a, b)/(uM) for torch's mean and standard deviation of `count` numbers |x| ≤ M: errors a of μ, b + γσ of σ.
 
-    Two sets of numbers with means m, m′ are merged by m + c(m′ − m), c = n′/(n + n′), which adds at most u(6cM + M) to
-    the error. One number after the other into k of them: n·e ≤ (n − 1)e + 6uM + n·uM, so e ≤ uM(6 + (k + 1)/2). Torch
-    merges up to 16 numbers so, then pairs of such chunks, log₂ times, then up to 16 lanes of any sizes:
+    Two sets of numbers with means m, m′ are merged by m + c(m′ − m), c = n′/(n + n′),
+    which adds at most u(6cM + M) to the error. One number after the other into k of
+    them: n·e ≤ (n − 1)e + 6uM + n·uM, so e ≤ uM(6 + (k + 1)/2). Torch merges up to 16
+    numbers so, then pairs of such chunks, log₂ times, then up to 16 lanes of any sizes:
 
         a ≤ uM(6 + 17/2 + 7⌈log₂ count⌉ + 6 + 16).
 
-    A sum of squares is Σ w_k δ_k² over all mergers. It is computed as Σ w_k(δ_k + ε)(δ_k + ε′) with |ε|, |ε′| ≤ e =
-    2a + 4uM. Each product is the square of δ_k + (ε + ε′)/2 less that of (ε − ε′)/2, so the root of the sum, a norm, is
-    off by at most 2e·√Σw_k. And Σw_k ≤ count·(3 + ½log₂ count): w_k is at most the smaller of both counts, and 1 for a
-    single number. Relative roundings are γ of it.
+    A sum of squares is Σ w_k δ_k² over all mergers. It is computed as Σ w_k(δ_k +
+    ε)(δ_k + ε′) with |ε|, |ε′| ≤ e = 2a + 4uM. Each product is the square of δ_k + (ε +
+    ε′)/2 less that of (ε − ε′)/2, so the root of the sum, a norm, is off by at most
+    2e·√Σw_k. And Σw_k ≤ count·(3 + ½log₂ count): w_k is at most the smaller of both
+    counts, and 1 for a single number. Relative roundings are γ of it.
     """
     levels = ceil(log2(max(count, 2)))
     mean = 37.0 + 7.0 * levels

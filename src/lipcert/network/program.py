@@ -1,7 +1,8 @@
 """A captured model: a functional graph of ATen operators, and the tensors that it reads.
 
-The program is what is analysed, what is executed and what a bound belongs to. Constants (see `kinds`) are read when
-they are needed: they follow the model's own tensors, and gradients reach them.
+The program is what is analysed, what is executed and what a bound belongs to. Constants
+(see `kinds`) are read when they are needed: they follow the model's own tensors, and
+gradients reach them.
 """
 
 from __future__ import annotations
@@ -57,7 +58,11 @@ class Program:
     @cached_property
     def input(self) -> fx.Node:
         """The placeholder of the model's input."""
-        (node,) = (n for n in self.graph.nodes if n.op == "placeholder" and n not in self.tensors)
+        (node,) = (
+            n
+            for n in self.graph.nodes
+            if n.op == "placeholder" and n not in self.tensors
+        )
         assert isinstance(node, fx.Node)
         return node
 
@@ -72,7 +77,9 @@ class Program:
     def typed(self) -> bool:
         """Whether tensors determine the type in which the program runs; others run in that of their input."""
         values = [node.meta["val"] for node in self.tensors]
-        return any(isinstance(value, Tensor) and value.is_floating_point() for value in values)
+        return any(
+            isinstance(value, Tensor) and value.is_floating_point() for value in values
+        )
 
     def is_batched(self, node: fx.Node) -> bool:
         """Whether the first axis of a tensor is that of the batch."""
@@ -84,7 +91,8 @@ class Program:
         known = _memory.values
         if known is None:
             return self._compute_constant(node)
-        # A value that was computed without gradients has no graph, and must not be given to whoever wants one.
+        # A value that was computed without gradients has no graph, and must not be
+        # given to whoever wants one.
         key = (self, node, torch.is_grad_enabled())
         if key not in known:
             known[key] = self._compute_constant(node)
@@ -93,11 +101,17 @@ class Program:
     def _compute_constant(self, node: fx.Node) -> Any:
         if node in self.tensors:
             return self.tensors[node]()
-        # A constant with a batch axis is read as one row, for all its rows are equal (`constant_problem`).
+        # A constant with a batch axis is read as one row, for all its rows are equal
+        # (`constant_problem`).
         if self.kinds[node] == "size":
             return 1
         if self.kinds[node] == "dependent":  # of which only the shape is read
-            return torch.zeros(1, *node.meta["val"].shape[1:], dtype=node.meta["val"].dtype, device=self.device)
+            return torch.zeros(
+                1,
+                *node.meta["val"].shape[1:],
+                dtype=node.meta["val"].dtype,
+                device=self.device,
+            )
         return self._call(node, self.constant)
 
     def _call(self, node: fx.Node, read: Callable[[fx.Node], Any]) -> Any:
@@ -114,7 +128,8 @@ class Program:
         if observe is not None:
             values[self.input] = observe(self.input, x)
 
-        # Dependent values and constants with a batch axis are in `values`; other constants do not depend on this batch.
+        # Dependent values and constants with a batch axis are in `values`; other
+        # constants do not depend on this batch.
         def read(node: fx.Node) -> Any:
             if node in values:
                 return values[node]
@@ -147,7 +162,11 @@ class Program:
     @property
     def operators_of_others(self) -> list[fx.Node]:
         """Steps that are neither torch's own nor modules with a rule: what they compute is not in the program."""
-        return [node for node in self._steps if not is_torchs(node) and node not in self.opaque]
+        return [
+            node
+            for node in self._steps
+            if not is_torchs(node) and node not in self.opaque
+        ]
 
     @cached_property
     def _last_uses(self) -> dict[fx.Node, list[fx.Node]]:
@@ -156,7 +175,9 @@ class Program:
         needed = {self.output}
         uses: dict[fx.Node, list[fx.Node]] = {}
         for node in reversed(self._steps):
-            uses[node] = [source for source in node.all_input_nodes if source not in needed]
+            uses[node] = [
+                source for source in node.all_input_nodes if source not in needed
+            ]
             needed.update(uses[node])
         return uses
 
@@ -166,17 +187,28 @@ class Program:
 
         What depends on tensors only is computed here, once.
         """
-        tensors = {node: _fixed(read().detach().clone()) for node, read in self.tensors.items()}
-        opaque = {node: replace(call, program=call.program.frozen()) for node, call in self.opaque.items()}
+        tensors = {
+            node: _fixed(read().detach().clone()) for node, read in self.tensors.items()
+        }
+        opaque = {
+            node: replace(call, program=call.program.frozen())
+            for node, call in self.opaque.items()
+        }
         program = replace(self, tensors=tensors, opaque=opaque)
-        # Constants at the border, which steps read: what they were computed from is not needed any more.
+        # Constants at the border, which steps read: what they were computed from is not
+        # needed any more.
         computed = {}
         for step in self._steps:
             for node in step.all_input_nodes:
                 is_fixed = self.kinds[node] == "constant" and not self.is_batched(node)
-                if is_fixed and node not in tensors and isinstance(node.meta.get("val"), Tensor):
+                if (
+                    is_fixed
+                    and node not in tensors
+                    and isinstance(node.meta.get("val"), Tensor)
+                ):
                     computed[node] = _fixed(program.constant(node).clone())
-        # A node among the tensors is read, not computed: the value is the one that the model computes today.
+        # A node among the tensors is read, not computed: the value is the one that the
+        # model computes today.
         return replace(program, tensors={**tensors, **computed})
 
     def cast(self, dtype: torch.dtype) -> Program:
@@ -185,7 +217,9 @@ class Program:
         frozen = self.frozen()
         tensors = {}
         for node, read in frozen.tensors.items():
-            tensors[node] = _fixed(read().to(dtype) if read().is_floating_point() else read())
+            tensors[node] = _fixed(
+                read().to(dtype) if read().is_floating_point() else read()
+            )
         return replace(frozen, dtype=dtype, tensors=tensors)
 
     def module(self) -> nn.Module:
@@ -197,7 +231,8 @@ class Program:
             if node is self.input:
                 copies[node] = graph.placeholder("x")
             elif node in self.tensors:
-                # Tensors that only constants read are in these constants already (see `frozen`).
+                # Tensors that only constants read are in these constants already (see
+                # `frozen`).
                 if node is self.output or not self._steps.keys().isdisjoint(node.users):
                     root.register_buffer(name, self.tensors[node](), persistent=False)
                     copies[node] = graph.get_attr(name)
@@ -224,7 +259,8 @@ _memory = _Memory()
 @contextmanager
 def constants_computed_once() -> Iterator[None]:
     """Within, the tensors of models do not change: what is computed from them is computed once."""
-    # Begins empty even within another such context, on which both passes of a checkpoint rely (`norms.chunks`).
+    # Begins empty even within another such context, on which both passes of a
+    # checkpoint rely (`norms.chunks`).
     before, _memory.values = _memory.values, {}
     try:
         yield

@@ -1,10 +1,12 @@
 """Rewrites of a network that leave the function as it is: the loop transformation, and other coordinates.
 
-Loop transformation: φ(z) = C·z + S·ψ(z) with |ψ(a) − ψ(b)| ≤ |a − b|. The site becomes ψ, and linear paths lead through
-C around it. Afterwards every nonlinearity is 1-Lipschitz and all that is left to know are the maps between sites.
+Loop transformation: φ(z) = C·z + S·ψ(z) with |ψ(a) − ψ(b)| ≤ |a − b|. The site becomes
+ψ, and linear paths lead through C around it. Afterwards every nonlinearity is
+1-Lipschitz and all that is left to know are the maps between sites.
 
-Other coordinates: for positive diagonals D_i, φ_i(z) = D_i φ_i'(D_i⁻¹z) with φ_i'(z') = D_i⁻¹φ_i(D_i z'). If φ_i is
-elementwise, φ_i' has its slopes. So what holds for a network holds for the rescaled one, whose maps are D_j⁻¹B_ji D_i.
+Other coordinates: for positive diagonals D_i, φ_i(z) = D_i φ_i'(D_i⁻¹z) with φ_i'(z') =
+D_i⁻¹φ_i(D_i z'). If φ_i is elementwise, φ_i' has its slopes. So what holds for a
+network holds for the rescaled one, whose maps are D_j⁻¹B_ji D_i.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ Line = tuple[float | Live, float | Live]
 def loop_transform(network: Network, lines: Mapping[int, Line]) -> Network:
     """The network with C·z + S·ψ(z) in place of each of the given sites; C = 0 leaves no path around it."""
     nodes: list[Node] = []
-    # For the nodes input, z, φ, y with y = Wφ: the new ones are input, z, ψ, S·ψ + C·z, y, and moved is 0, 1, 3, 4.
-    # Whoever read φ now reads the sum.
+    # For the nodes input, z, φ, y with y = Wφ: the new ones are input, z, ψ, S·ψ + C·z,
+    # y, and moved is 0, 1, 3, 4. Whoever read φ now reads the sum.
     moved: dict[int, int] = {}
     sites: dict[int, Site] = {}
     for v, node in enumerate(network.nodes):
@@ -41,11 +43,15 @@ def loop_transform(network: Network, lines: Mapping[int, Line]) -> Network:
             site, (centre, radius) = network.sites[index], lines[index]
             assert site.slope is not None
             source, output = moved[site.source], len(nodes) - 1
-            # S is taken out, so that |ψ(a) − ψ(b)| ≤ |a − b|. What may be scaled apart in φ may be so in ψ.
-            unit = Slope(-1.0, 1.0, elementwise=site.slope.elementwise, group=site.slope.group)
+            # S is taken out, so that |ψ(a) − ψ(b)| ≤ |a − b|. What may be scaled apart
+            # in φ may be so in ψ.
+            unit = Slope(
+                -1.0, 1.0, elementwise=site.slope.elementwise, group=site.slope.group
+            )
             sites[index] = Site(site.name, source, output, unit)
             edges = [Edge(output, _scale(radius, node.shape))]
-            # An edge for C = 0 would be a path around the site, along which the sweeps would carry zeros.
+            # An edge for C = 0 would be a path around the site, along which the sweeps
+            # would carry zeros.
             if centre != 0.0:
                 edges.append(Edge(source, _scale(centre, node.shape)))
             nodes.append(Node(f"{node.name} transformed", node.shape, tuple(edges)))
@@ -62,8 +68,9 @@ def liplt_lines(network: Network, up: bool = False) -> dict[int, Line]:
     for index, slope in _slopes(network).items():
         centre, radius = slope.sector()
         if isinstance(centre, float) and isinstance(radius, float):
-            # Computed C and S are off by some u of themselves. Slopes of φ − C then reach beyond S by as much: a
-            # smaller S would be false. With C = 0 nothing is subtracted, and S = β is exact.
+            # Computed C and S are off by some u of themselves. Slopes of φ − C then
+            # reach beyond S by as much: a smaller S would be false. With C = 0 nothing
+            # is subtracted, and S = β is exact.
             if up and centre:
                 radius += gamma(6) * (abs(centre) + radius)
             lines[index] = centre, radius
@@ -120,7 +127,8 @@ def free_scales(network: Network, site: int, per_neuron: bool = False) -> int:
         return prod(shape)
     if slope.elementwise:
         return prod(shape[:1])
-    # A diagonal (C, 1, 1) has to broadcast over input and output alike, which an output of fewer axes does not allow.
+    # A diagonal (C, 1, 1) has to broadcast over input and output alike, which an output
+    # of fewer axes does not allow.
     same_rank = len(network.nodes[network.sites[site].output].shape) == len(shape)
     if slope.group and same_rank:
         return shape[0] // slope.group
@@ -147,22 +155,30 @@ def spread_scales(scales: Tensor, network: Network, site: int) -> Tensor:
 
 def gather_scales(diagonal: Tensor, network: Network, site: int, count: int) -> Tensor:
     """The `count` free entries of a site's diagonal; the inverse of `spread_scales`, averaged where they are shared."""
-    return diagonal.expand(network.nodes[network.sites[site].source].shape).reshape(count, -1).mean(1)
+    return (
+        diagonal.expand(network.nodes[network.sites[site].source].shape)
+        .reshape(count, -1)
+        .mean(1)
+    )
 
 
 def rescale(network: Network, diagonals: Mapping[int, Live]) -> Network:
     """The network with D_i⁻¹ before and D_i after each of the given sites."""
     nodes: list[Node] = []
-    # For input, z, φ, y: the new nodes are input, z, D⁻¹z, φ′, Dφ′, y, and moved is 0, 1, 4, 5.
+    # For input, z, φ, y: the new nodes are input, z, D⁻¹z, φ′, Dφ′, y, and moved is 0,
+    # 1, 4, 5.
     moved: dict[int, int] = {}
     sites: dict[int, Site] = {}
     for v, node in enumerate(network.nodes):
         index = network.site_of_output.get(v)
         if index is not None and index in diagonals:
             site, diagonal = network.sites[index], diagonals[index]
-            # Pooling has outputs of another shape than its input; the diagonal broadcasts over both.
+            # Pooling has outputs of another shape than its input; the diagonal
+            # broadcasts over both.
             shape = network.nodes[site.source].shape
-            inward = Edge(moved[site.source], Scale(partial(_reciprocal, diagonal), shape))
+            inward = Edge(
+                moved[site.source], Scale(partial(_reciprocal, diagonal), shape)
+            )
             nodes += [Node(f"{node.name} scaled down", shape, (inward,)), node]
             sites[index] = replace(site, source=len(nodes) - 2, output=len(nodes) - 1)
             outward = Edge(len(nodes) - 1, Scale(diagonal, node.shape))

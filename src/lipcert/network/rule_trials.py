@@ -1,7 +1,8 @@
 """Rules are tried out: what they say about an operation is compared with what the operation computes.
 
-Every linear operation is compared with the executed operator, and its adjoint with it; every interval of slopes with
-secants of the executed nonlinearity at many scales. A rule that is false is refused with a counterexample.
+Every linear operation is compared with the executed operator, and its adjoint with it;
+every interval of slopes with secants of the executed nonlinearity at many scales. A
+rule that is false is refused with a counterexample.
 """
 
 from __future__ import annotations
@@ -27,12 +28,17 @@ _TOLERANCE = {torch.float32: 2e-4, torch.float64: 1e-11}
 
 
 def _random_inputs(call: Call) -> list[Tensor]:
-    return [_random(_ROWS, value.shape, call, seed) for seed, value in enumerate(call.inputs)]
+    return [
+        _random(_ROWS, value.shape, call, seed)
+        for seed, value in enumerate(call.inputs)
+    ]
 
 
 def _random(rows: int, shape: Shape, call: Call, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(rows, *shape, generator=generator).to(call.recorded.device, call.dtype)
+    return torch.randn(rows, *shape, generator=generator).to(
+        call.recorded.device, call.dtype
+    )
 
 
 @torch.no_grad()
@@ -50,7 +56,8 @@ def check_linear(call: Call, terms: Terms, dtype: torch.dtype) -> None:
     if dtype not in _TOLERANCE or 0 in call.out_shape:
         return
     inputs = _random_inputs(call)
-    # Row 1 is zero: the call returns its constants there, and a linear map has to return zero, if it keeps rows apart.
+    # Row 1 is zero: the call returns its constants there, and a linear map has to
+    # return zero, if it keeps rows apart.
     for x in inputs:
         x[1] = 0
     images = []
@@ -74,10 +81,13 @@ def check_linear(call: Call, terms: Terms, dtype: torch.dtype) -> None:
         return  # weights that are not finite are refused elsewhere, by their names
     error = (found - expected).abs()
     allowed = _TOLERANCE[dtype] * float(computed.abs().max() + expected.abs().max())
-    # Cheap, and enough for most. Where terms cancel, errors are relative to the terms, which `_sizes` finds.
+    # Cheap, and enough for most. Where terms cancel, errors are relative to the terms,
+    # which `_sizes` finds.
     if float(error.max()) <= allowed:
         return
-    if not float(error.max()) <= allowed + _TOLERANCE[dtype] * _sizes(_assigned(call, terms, inputs)):
+    if not float(error.max()) <= allowed + _TOLERANCE[dtype] * _sizes(
+        _assigned(call, terms, inputs)
+    ):
         worst = error.argmax()
         raise _false(
             f"is not what the call computes: an entry of its result is {float(found.flatten()[worst]):.6g}, "
@@ -85,7 +95,9 @@ def check_linear(call: Call, terms: Terms, dtype: torch.dtype) -> None:
         )
 
 
-def _assigned(call: Call, terms: Terms, inputs: list[Tensor]) -> list[tuple[Tensor, list[LinearOp]]]:
+def _assigned(
+    call: Call, terms: Terms, inputs: list[Tensor]
+) -> list[tuple[Tensor, list[LinearOp]]]:
     """The tensor that every term of a sum takes; of equal inputs, each is taken once."""
     remaining = list(zip(call.inputs, inputs, strict=True))
     assigned = []
@@ -112,13 +124,18 @@ def _checked_operation(op: LinearOp, x: Tensor, tolerance: float) -> Tensor:
     """A x, if A is linear, keeps rows apart and ⟨Ax, v⟩ = ⟨x, Aᵀv⟩."""
     y = op.apply(x)
     if tuple(y.shape) != (len(x), *op.out_shape):
-        raise _false(f"maps a batch of {len(x)} to the shape {tuple(y.shape)}, expected {(len(x), *op.out_shape)}")
+        raise _false(
+            f"maps a batch of {len(x)} to the shape {tuple(y.shape)}, expected {(len(x), *op.out_shape)}"
+        )
     if not bool(torch.isfinite(y).all()):
         return y
     if bool(y[1].count_nonzero() > 0):
         raise _false("does not map zero to zero, or mixes the rows of a batch")
-    if isinstance(op, Function) and y.numel() > 0:  # the others are linear by construction
-        # Rows in other places: A(x₂), A(2x₀) and A(x₀ + x₂) have to follow from A(x₀) and A(x₂).
+    if (
+        isinstance(op, Function) and y.numel() > 0
+    ):  # the others are linear by construction
+        # Rows in other places: A(x₂), A(2x₀) and A(x₀ + x₂) have to follow from A(x₀)
+        # and A(x₂).
         mixed = torch.stack([x[2], 2 * x[0], x[0] + x[2]])
         expected = torch.stack([y[2], 2 * y[0], y[0] + y[2]])
         allowed = 100 * tolerance * expected.abs().max()
@@ -129,7 +146,9 @@ def _checked_operation(op: LinearOp, x: Tensor, tolerance: float) -> Tensor:
     try:
         back = op.adjoint(v)
     except RuntimeError as error:
-        raise _false(f"cannot be differentiated, so it has no adjoint ({error})") from error
+        raise _false(
+            f"cannot be differentiated, so it has no adjoint ({error})"
+        ) from error
     left, right = _inner_products(y, v), _inner_products(x, back)
     bound = _lengths(y) * _lengths(v) + _lengths(x) * _lengths(back)
     wrong = ~((left - right).abs() <= tolerance * bound + 1e-300)
@@ -152,7 +171,9 @@ def _check_range(*images: Tensor) -> None:
         elif 0 < float(image.abs().max()) < 2**20 * torch.finfo(image.dtype).tiny:
             problem = "small"
         if problem:
-            raise Refusal(f"what it computes is too {problem} for {image.dtype}; scale its weights")
+            raise Refusal(
+                f"what it computes is too {problem} for {image.dtype}; scale its weights"
+            )
 
 
 def _inner_products(x: Tensor, y: Tensor) -> Tensor:
@@ -183,7 +204,9 @@ def check_site(call: Call, slope: Slope, shape: Shape, dtype: torch.dtype) -> No
     check_secants(call, slope, a, b, dtype)
 
 
-def check_secants(call: Call, slope: Slope, a: Tensor, b: Tensor, dtype: torch.dtype) -> None:
+def check_secants(
+    call: Call, slope: Slope, a: Tensor, b: Tensor, dtype: torch.dtype
+) -> None:
     """Refuse α ≤ (φ(a) − φ(b))/(a − b) ≤ β per entry, or |φ(a) − φ(b) − c(a − b)| ≤ s|a − b| in norm, if false."""
     first, second = call.run([a]), call.run([b])
     if slope.elementwise:  # which may copy its input first
@@ -193,8 +216,13 @@ def check_secants(call: Call, slope: Slope, a: Tensor, b: Tensor, dtype: torch.d
     size = abs(centre) + radius
     ulps = 16.0 if slope.ulps is None else slope.ulps
     unit = UNIT_ROUNDOFF[dtype] * (4.0 + 2.0 * ulps)
-    # `ulps` counts units of the result or of slope times input, whichever is larger; near points differ by little more.
-    noise = unit * (first.double().abs() + second.double().abs() + size * (_like(a, first) + _like(b, first)))
+    # `ulps` counts units of the result or of slope times input, whichever is larger;
+    # near points differ by little more.
+    noise = unit * (
+        first.double().abs()
+        + second.double().abs()
+        + size * (_like(a, first) + _like(b, first))
+    )
     if slope.elementwise:
         excess = (rise - centre * difference).abs() - radius * difference.abs() - noise
         slopes = (rise / difference).flatten()
@@ -208,7 +236,9 @@ def check_secants(call: Call, slope: Slope, a: Tensor, b: Tensor, dtype: torch.d
         told = f"a slope of at most {centre + radius:.6g}"
     if not bool((excess <= 0).all()):
         culprit = float(slopes[excess.argmax()])
-        raise Refusal(f"its rule states {told}, but between two inputs the slope is {culprit:.6g}")
+        raise Refusal(
+            f"its rule states {told}, but between two inputs the slope is {culprit:.6g}"
+        )
 
 
 def _like(x: Tensor, result: Tensor) -> Tensor:
@@ -222,7 +252,8 @@ def _like(x: Tensor, result: Tensor) -> Tensor:
 def _segments(call: Call, shape: Shape, elementwise: bool) -> tuple[Tensor, Tensor]:
     """Pairs of inputs of many magnitudes at many distances, and some on both sides of zero.
 
-    Entries of a pair have magnitudes of their own if they are looked at one by one, so that few pairs are enough.
+    Entries of a pair have magnitudes of their own if they are looked at one by one, so
+    that few pairs are enough.
     """
     generator = torch.Generator().manual_seed(1)
     pairs = max(_FEWEST_PAIRS, min(_PAIRS, _ENTRIES // max(prod(shape), 1)))
@@ -234,7 +265,9 @@ def _segments(call: Call, shape: Shape, elementwise: bool) -> tuple[Tensor, Tens
     b = a + step * torch.randn(size, generator=generator)
     # Secants across zero, where activations have their kinks.
     b[::4] = -a[::4]
-    return a.to(call.recorded.device, call.dtype), b.to(call.recorded.device, call.dtype)
+    return a.to(call.recorded.device, call.dtype), b.to(
+        call.recorded.device, call.dtype
+    )
 
 
 def _check_elementwise(call: Call, shape: Shape) -> None:
@@ -245,4 +278,6 @@ def _check_elementwise(call: Call, shape: Shape) -> None:
     other = torch.where(kept, x, 3 * x.flip(0) + 1)
     first, second = call.run([x]), call.run([other])
     if first.shape != x.shape or bool((first != second)[kept].any()):
-        raise Refusal("its rule says that it acts on every entry by itself, but entries of its result depend on others")
+        raise Refusal(
+            "its rule says that it acts on every entry by itself, but entries of its result depend on others"
+        )

@@ -16,23 +16,28 @@ from lipcert.network.program import Live
 class Slope:
     """A nonlinearity φ whose slopes lie in [alpha, beta].
 
-    Elementwise: alpha ≤ (φ(a) − φ(b))/(a − b) ≤ beta for every coordinate. Otherwise (softmax, max-pooling, sorting)
-    the interval holds in the l2 norm, |φ(a) − φ(b) − c(a − b)| ≤ s|a − b| with its centre c and radius s; a map that is
-    only known to be L-Lipschitz has the interval [−L, L].
+    Elementwise: alpha ≤ (φ(a) − φ(b))/(a − b) ≤ beta for every coordinate. Otherwise
+    (softmax, max-pooling, sorting) the interval holds in the l2 norm, |φ(a) − φ(b) −
+    c(a − b)| ≤ s|a − b| with its centre c and radius s; a map that is only known to be
+    L-Lipschitz has the interval [−L, L].
 
-    A learned slope (PReLU) is given by a function that reads it; its interval is the hull over the channels.
+    A learned slope (PReLU) is given by a function that reads it; its interval is the
+    hull over the channels.
 
-    `ulps` bounds the rounding error of torch's implementation in units in the last place of the result
-    or of slope times input, whichever is larger. Without it, constants can be bounded, but nothing is certified.
+    `ulps` bounds the rounding error of torch's implementation in units in the last
+    place of the result or of slope times input, whichever is larger. Without it,
+    constants can be bounded, but nothing is certified.
 
-    `group` says which coordinates may be scaled apart if φ is not elementwise: groups of that many consecutive channels
-    keep together, 0 for all of them.
+    `group` says which coordinates may be scaled apart if φ is not elementwise: groups
+    of that many consecutive channels keep together, 0 for all of them.
 
-    Bounds over a ball (`lipcert.certify_local`) are tighter with more facts; without them they rest on the slopes.
-    Elementwise: between consecutive `kinks`, φ is differentiable and φ′ has the Lipschitz constant `curvature`; kinks
-    are numbers, or functions that read tensors that broadcast against the input. Otherwise: `monotone` says that no
-    entry of φ falls when an entry of its input grows, `extremum` that every entry of φ is the largest (1) or smallest
-    (−1) of a set of entries, no two of which sets meet.
+    Bounds over a ball (`lipcert.certify_local`) are tighter with more facts; without
+    them they rest on the slopes. Elementwise: between consecutive `kinks`, φ is
+    differentiable and φ′ has the Lipschitz constant `curvature`; kinks are numbers, or
+    functions that read tensors that broadcast against the input. Otherwise: `monotone`
+    says that no entry of φ falls when an entry of its input grows, `extremum` that
+    every entry of φ is the largest (1) or smallest (−1) of a set of entries, no two of
+    which sets meet.
 
     Example:
         >>> lipcert.Slope(-0.5, 1.5).lipschitz()
@@ -52,13 +57,22 @@ class Slope:
     extremum: int = 0
 
     def __post_init__(self) -> None:
-        # Numbers of any kind become floats here, so that Slope(0, 1) is Slope(0.0, 1.0) to all who ask for a float.
+        # Numbers of any kind become floats here, so that Slope(0, 1) is Slope(0.0, 1.0)
+        # to all who ask for a float.
         object.__setattr__(self, "alpha", _finite("alpha", self.alpha))
         object.__setattr__(self, "beta", _finite("beta", self.beta))
-        if isinstance(self.alpha, float) and isinstance(self.beta, float) and self.alpha > self.beta:
-            raise OptionError(f"the slopes are [{self.alpha}, {self.beta}], expected the smaller one first")
+        if (
+            isinstance(self.alpha, float)
+            and isinstance(self.beta, float)
+            and self.alpha > self.beta
+        ):
+            raise OptionError(
+                f"the slopes are [{self.alpha}, {self.beta}], expected the smaller one first"
+            )
         if self.curvature is not None and not 0 <= self.curvature < inf:
-            raise OptionError(f"curvature is {self.curvature}, expected a number of at least 0")
+            raise OptionError(
+                f"curvature is {self.curvature}, expected a number of at least 0"
+            )
         if self.extremum not in (-1, 0, 1) or self.group < 0:
             raise OptionError(
                 f"extremum={self.extremum}, group={self.group}: expected -1, 0 or 1, and no negative group"
@@ -67,7 +81,9 @@ class Slope:
     def interval(self) -> tuple[float | Tensor, float | Tensor]:
         """(alpha, beta) with learned slopes read now, reduced to their hull."""
         alpha, beta = self.alpha, self.beta
-        return (alpha().amin() if callable(alpha) else alpha), (beta().amax() if callable(beta) else beta)
+        return (alpha().amin() if callable(alpha) else alpha), (
+            beta().amax() if callable(beta) else beta
+        )
 
     def roundings(self, size: int) -> float:
         """Units in the last place by which an entry can be off, for rows of `size` entries that may be mixed."""
@@ -101,10 +117,16 @@ def _finite(name: str, slope: float | Live) -> float | Live:
 
 
 def lipschitz_map(
-    constant: float, ulps: float | None = 0.0, group: int = 0, monotone: bool = False, extremum: int = 0
+    constant: float,
+    ulps: float | None = 0.0,
+    group: int = 0,
+    monotone: bool = False,
+    extremum: int = 0,
 ) -> Slope:
     """A map that is `constant`-Lipschitz in l2 and not elementwise."""
-    return Slope(-constant, constant, False, ulps, group, monotone=monotone, extremum=extremum)
+    return Slope(
+        -constant, constant, False, ulps, group, monotone=monotone, extremum=extremum
+    )
 
 
 def along_axis(slope: Slope, axis: int) -> Slope:
@@ -114,11 +136,14 @@ def along_axis(slope: Slope, axis: int) -> Slope:
 
 def pooling(overlap: int, per_channel: bool) -> Slope:
     """Max-pooling whose windows meet in at most `overlap` at any entry."""
-    # √2 is rounded, perhaps down: the next float above it is a true bound. Whole roots are exact.
+    # √2 is rounded, perhaps down: the next float above it is a true bound. Whole roots
+    # are exact.
     constant = sqrt(overlap)
     if constant % 1 != 0:
         constant = nextafter(constant, inf)
-    return lipschitz_map(constant, group=int(per_channel), monotone=True, extremum=int(overlap == 1))
+    return lipschitz_map(
+        constant, group=int(per_channel), monotone=True, extremum=int(overlap == 1)
+    )
 
 
 def clipping(*limits: float | Live) -> Slope:
@@ -147,7 +172,9 @@ def prelu(weight: Live) -> Slope:
 def elu(alpha: float) -> Slope:
     """ELU: slope 1 above zero, alpha·eˣ below."""
     # alpha·eˣ for x < 0 takes all values between 0 and alpha.
-    return Slope(min(alpha, 0.0), max(alpha, 1.0), ulps=4.0, kinks=(0.0,), curvature=abs(alpha))
+    return Slope(
+        min(alpha, 0.0), max(alpha, 1.0), ulps=4.0, kinks=(0.0,), curvature=abs(alpha)
+    )
 
 
 def smooth(curvature: float, *kinks: float) -> Slope:
@@ -156,7 +183,9 @@ def smooth(curvature: float, *kinks: float) -> Slope:
 
 
 _ROUNDED = 1 + 2.0**-22  # torch has numbers of its own in float32, and their products
-_SELU_SLOPE = 1.0507009873554804934193349852946 * 1.6732632423543772848170429916717 * _ROUNDED
+_SELU_SLOPE = (
+    1.0507009873554804934193349852946 * 1.6732632423543772848170429916717 * _ROUNDED
+)
 
 RELU = Slope(0.0, 1.0, ulps=0.0, kinks=(0.0,), curvature=0.0)
 CLIP = Slope(0.0, 1.0, ulps=0.0)
@@ -170,11 +199,15 @@ LOG_SIGMOID, SOFTSIGN = smooth(0.25), smooth(2.0, 0.0)
 SIGMOID = Slope(0.0, 0.25, ulps=4.0, curvature=0.09622505)
 HARD_SIGMOID = Slope(0.0, _ROUNDED / 6, ulps=2.0, kinks=(-3.0, 3.0), curvature=0.0)
 ABS = Slope(-1.0, 1.0, ulps=0.0, kinks=(0.0,), curvature=0.0)
-# The extreme slopes and curvatures of these four, rounded outwards; tests/network/test_slopes.py proves each on a grid.
+# The extreme slopes and curvatures of these four, rounded outwards;
+# tests/network/test_slopes.py proves each on a grid.
 GELU = Slope(-0.12890414518516, 1.12890414518516, ulps=8.0, curvature=0.79788457)
 GELU_TANH = Slope(-0.12899306865878, 1.12899306865878, ulps=8.0, curvature=0.79788457)
 SILU = Slope(-0.09983932012887, 1.09983932012887, ulps=8.0, curvature=0.5)
 MISH = Slope(-0.11252612238947, 1.08849816125173, ulps=8.0, curvature=0.6443)
-HARD_SWISH = Slope(-0.5, 1.5, ulps=4.0, kinks=(-3.0, 3.0), curvature=nextafter(1 / 3, 1))
-# diag(p) − ppᵀ, the derivative, and its mean along a segment have eigenvalues in [0, ½]: centre and radius are ¼.
+HARD_SWISH = Slope(
+    -0.5, 1.5, ulps=4.0, kinks=(-3.0, 3.0), curvature=nextafter(1 / 3, 1)
+)
+# diag(p) − ppᵀ, the derivative, and its mean along a segment have eigenvalues in [0,
+# ½]: centre and radius are ¼.
 SOFTMAX = Slope(0.0, 0.5, elementwise=False, ulps=32.0)

@@ -1,8 +1,10 @@
 """Long sums in parts: the same function, executed with rounding errors that are proved to be several times smaller.
 
-A sum of n products in any order is off by up to γ(n)·Σ|a||x|. Computed as G sums of n/G products, which are then added
-in pairs, pairs of pairs and so on, it is off by γ(n/G)·Σ|a||x| and one rounding of each partial sum for every level:
-the partial sums themselves are far smaller than Σ|a||x|. With 1,024 products in parts of 128 that is an eighth.
+A sum of n products in any order is off by up to γ(n)·Σ|a||x|. Computed as G sums of n/G
+products, which are then added in pairs, pairs of pairs and so on, it is off by
+γ(n/G)·Σ|a||x| and one rounding of each partial sum for every level: the partial sums
+themselves are far smaller than Σ|a||x|. With 1,024 products in parts of 128 that is an
+eighth.
 """
 
 from __future__ import annotations
@@ -37,15 +39,19 @@ _GROUPS_ARGUMENT = 6
 def split_sums(program: Program, products: int = PRODUCTS) -> Program:
     """The frozen program with its dense layers and convolutions summed in parts of at most so many products.
 
-    In exact arithmetic it computes the same function, through the same nonlinearities in the same order, so that bounds
-    of the program are bounds of what is returned. Parts have a power of two of channels. Modules with a rule of their
-    own are refused, for what is inside them would become visible.
+    In exact arithmetic it computes the same function, through the same nonlinearities
+    in the same order, so that bounds of the program are bounds of what is returned.
+    Parts have a power of two of channels. Modules with a rule of their own are refused,
+    for what is inside them would become visible.
     """
     if not isinstance(products, int) or products < 1:
         raise OptionError(f"longest_sum is {products}, expected 1 or more")
     if program.opaque:
-        raise OptionError("longest_sum does not go with rules of your own for modules; certify without it")
-    # Split as a module, then captured anew: rules and rounding analysis see the parts as they see any other layers.
+        raise OptionError(
+            "longest_sum does not go with rules of your own for modules; certify without it"
+        )
+    # Split as a module, then captured anew: rules and rounding analysis see the parts
+    # as they see any other layers.
     module = program.frozen().module()
     _split_module(module, products)
     return capture(module.eval(), program.input_shape).frozen()
@@ -57,8 +63,13 @@ def _split_module(module: nn.Module, products: int) -> None:
     for inner in module.children():
         _split_module(inner, products)
     for node in list(module.graph.nodes):
-        # A weight that is a tensor of the program; products of two values that are computed are not split.
-        if node.target in _SUMMED_AXIS and isinstance(node.args[1], fx.Node) and node.args[1].op == "get_attr":
+        # A weight that is a tensor of the program; products of two values that are
+        # computed are not split.
+        if (
+            node.target in _SUMMED_AXIS
+            and isinstance(node.args[1], fx.Node)
+            and node.args[1].op == "get_attr"
+        ):
             _split_node(module, node, products)
     module.graph.eliminate_dead_code()
     module.delete_all_unused_submodules()
@@ -75,7 +86,11 @@ def _split_node(module: fx.GraphModule, node: fx.Node, products: int) -> None:
     # With groups, a slice of the input would have to be taken from every one of them.
     if groups != 1 or channels <= length:
         return
-    x, bias, options = node.args[0], (node.args[2] if len(node.args) > 2 else None), node.args[3:]
+    x, bias, options = (
+        node.args[0],
+        (node.args[2] if len(node.args) > 2 else None),
+        node.args[3:],
+    )
     axis = _SUMMED_AXIS[node.target]
     graph = module.graph
     parts = []
@@ -83,12 +98,19 @@ def _split_node(module: fx.GraphModule, node: fx.Node, products: int) -> None:
         for first in range(0, channels, length):
             last = min(first + length, channels)
             name = f"{node.args[1].target}_{first}"  # type: ignore[union-attr]
-            module.register_buffer(name, weight[:, first:last].clone(), persistent=False)
-            # A part of the input meets the same part of the weight: x[16:32] and W[:, 16:32], say.
+            module.register_buffer(
+                name, weight[:, first:last].clone(), persistent=False
+            )
+            # A part of the input meets the same part of the weight: x[16:32] and W[:,
+            # 16:32], say.
             piece = graph.call_function(_aten.slice.Tensor, (x, axis, first, last))
             # Once, or it would be added as often as there are parts.
             offset = bias if first == 0 else None
-            parts.append(graph.call_function(node.target, (piece, graph.get_attr(name), offset, *options)))  # type: ignore[arg-type]
+            parts.append(
+                graph.call_function(
+                    node.target, (piece, graph.get_attr(name), offset, *options)
+                )
+            )  # type: ignore[arg-type]
         total = _sum_in_pairs(graph, parts)
     node.replace_all_uses_with(total)
     graph.erase_node(node)

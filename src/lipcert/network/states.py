@@ -23,7 +23,8 @@ def evaluated(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        # One by one: model.train() would also switch layers that the user has frozen in eval mode.
+        # One by one: model.train() would also switch layers that the user has frozen in
+        # eval mode.
         for module, mode in modes:
             module.training = mode
 
@@ -64,10 +65,20 @@ def _put_back(container: Any, items: list[Any]) -> None:
     """Give a container the items that it had; it is left alone if it still has them."""
     if isinstance(container, tuple):
         return
-    now = [part for item in container.items() for part in item] if isinstance(container, dict) else list(container)
-    before = [part for item in items for part in item] if isinstance(container, dict) else items
+    now = (
+        [part for item in container.items() for part in item]
+        if isinstance(container, dict)
+        else list(container)
+    )
+    before = (
+        [part for item in items for part in item]
+        if isinstance(container, dict)
+        else items
+    )
     # By identity: == of two tensors is a tensor.
-    if len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True)):
+    if len(now) == len(before) and all(
+        a is b for a, b in zip(now, before, strict=True)
+    ):
         return
     container.clear()
     if isinstance(container, dict | set):
@@ -83,8 +94,13 @@ def bare(module: nn.Module) -> nn.Module:
         return self.forward(*args, **kwargs)
 
     kind = type(module)
-    attributes = {"__call__": call, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    # A subclass, so that isinstance and the rules still know it, with the same dictionary: both see every change.
+    attributes = {
+        "__call__": call,
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+    }
+    # A subclass, so that isinstance and the rules still know it, with the same
+    # dictionary: both see every change.
     twin: nn.Module = object.__new__(type(kind.__name__, (kind,), attributes))
     object.__setattr__(twin, "__dict__", vars(module))
     return twin
@@ -93,7 +109,10 @@ def bare(module: nn.Module) -> nn.Module:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Without torch.export's own messages: what matters of them becomes an error of ours."""
-    loggers = [logging.getLogger(name) for name in ("torch.fx.experimental", "torch._export", "torch.export")]
+    loggers = [
+        logging.getLogger(name)
+        for name in ("torch.fx.experimental", "torch._export", "torch.export")
+    ]
     levels = [logger.level for logger in loggers]
     try:
         for logger in loggers:

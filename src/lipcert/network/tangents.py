@@ -1,7 +1,8 @@
 """Nonlinearities without a global constant that are bounded over a box; here, products. See `normalised` for more.
 
-Around a centre c each is φ(c + ζ) = φ(c) + J(c)ζ + r, and `remainder` bounds |r| for all |ζ| ≤ d. Where φ is not a
-product, r_i = (J_i(ξ) − J_i(c))ζ by the mean value theorem, and what bounds the entries of J over the box bounds r.
+Around a centre c each is φ(c + ζ) = φ(c) + J(c)ζ + r, and `remainder` bounds |r| for
+all |ζ| ≤ d. Where φ is not a product, r_i = (J_i(ξ) − J_i(c))ζ by the mean value
+theorem, and what bounds the entries of J over the box bounds r.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from lipcert.network.program import Shape
 from lipcert.network.slopes import Slope
 from lipcert.rounding import gamma
 
-ONLY_LOCALLY = "use a network without it, or lipcert.certify_local, which bounds it over a ball"
+ONLY_LOCALLY = (
+    "use a network without it, or lipcert.certify_local, which bounds it over a ball"
+)
 """For operations that have no global constant."""
 
 
@@ -40,7 +43,9 @@ class FlatEmbed(LinearOp):
         return F.pad(x.reshape(x.shape[0], -1), (self.offset, after))
 
     def _adjoint(self, y: Tensor) -> Tensor:
-        return y.narrow(1, self.offset, prod(self.in_shape)).reshape(y.shape[0], *self.in_shape)
+        return y.narrow(1, self.offset, prod(self.in_shape)).reshape(
+            y.shape[0], *self.in_shape
+        )
 
     def _magnitude(self, x: Tensor) -> Tensor:
         return self._apply(x)
@@ -49,9 +54,12 @@ class FlatEmbed(LinearOp):
 class Tangent(ABC):
     """The facts of one operator; arguments are batches in float64, results have the shape of its output."""
 
-    def adjoint(self, function: Callable[[Tensor], Tensor], centre: Tensor, rows: Tensor) -> Tensor:
+    def adjoint(
+        self, function: Callable[[Tensor], Tensor], centre: Tensor, rows: Tensor
+    ) -> Tensor:
         """J(c)ᵀy for rows y, (B, R, …), as computed in float64."""
-        # (B, R, …): every row has a copy of its own centre, so that one backward pass does all rows.
+        # (B, R, …): every row has a copy of its own centre, so that one backward pass
+        # does all rows.
         point = centre[:, None].repeat_interleave(rows.shape[1], 1)
         pulled = adjoint_at(function, point.flatten(0, 1), rows.flatten(0, 1))
         return pulled.reshape(point.shape)
@@ -73,13 +81,18 @@ class Tangent(ABC):
         """A bound on the rounding error of the executed operator at any point of the box."""
 
 
-def adjoint_at(function: Callable[[Tensor], Tensor], point: Tensor, rows: Tensor) -> Tensor:
+def adjoint_at(
+    function: Callable[[Tensor], Tensor], point: Tensor, rows: Tensor
+) -> Tensor:
     """The transposed derivative of a function at a point, applied to rows, by automatic differentiation."""
-    # Rows carry gradients where lines are being fitted (`local/sharpening.py`); the point itself is fixed.
+    # Rows carry gradients where lines are being fitted (`local/sharpening.py`); the
+    # point itself is fixed.
     wants_graph = rows.requires_grad
     with torch.inference_mode(False), torch.enable_grad():
         x = point.detach().clone().requires_grad_()
-        (gradient,) = torch.autograd.grad(function(x), x, rows, create_graph=wants_graph)
+        (gradient,) = torch.autograd.grad(
+            function(x), x, rows, create_graph=wants_graph
+        )
     return gradient
 
 
@@ -90,8 +103,12 @@ class LocalSlope(Slope):
     tangent: Tangent | None = None
 
     def interval(self) -> NoReturn:
-        remedy = "it has no global constant; it is bounded by lipcert.certify_local only"
-        raise UnsupportedError([UnsupportedNode("a product, normalisation or attention", "site", remedy)])
+        remedy = (
+            "it has no global constant; it is bounded by lipcert.certify_local only"
+        )
+        raise UnsupportedError(
+            [UnsupportedNode("a product, normalisation or attention", "site", remedy)]
+        )
 
     def lipschitz(self) -> NoReturn:
         self.interval()
@@ -132,7 +149,8 @@ class Product(Tangent):
         return a * b
 
     def linear(self, centre: Tensor, reach: Tensor) -> Tensor:
-        # (a + ζ_a)(b + ζ_b) = ab + (aζ_b + ζ_a b) + ζ_a ζ_b: the linear part, and the remainder below.
+        # (a + ζ_a)(b + ζ_b) = ab + (aζ_b + ζ_a b) + ζ_a ζ_b: the linear part, and the
+        # remainder below.
         (a, b), (da, db) = self.pair.split(centre.abs()), self.pair.split(reach)
         if self.terms:
             return (a @ db + da @ b) * (1 + gamma(self.terms + 4))

@@ -1,6 +1,7 @@
 """Trials of what users' rules say about a nonlinearity beyond its slopes: curvature, kinks, monotone, extremum, group.
 
-Bounds over balls and scales of channels rest on these. A fact that is false is refused with a counterexample.
+Bounds over balls and scales of channels rest on these. A fact that is false is refused
+with a counterexample.
 """
 
 from __future__ import annotations
@@ -23,7 +24,11 @@ _SLACK = 1e-4
 @torch.no_grad()
 def check_users_facts(call: Call, slope: Slope) -> None:
     """Refuse facts that what the call computes contradicts."""
-    if call.dtype not in UNIT_ROUNDOFF or prod(call.inputs[0].shape) == 0 or 0 in call.out_shape:
+    if (
+        call.dtype not in UNIT_ROUNDOFF
+        or prod(call.inputs[0].shape) == 0
+        or 0 in call.out_shape
+    ):
         return
     if slope.elementwise:
         if slope.curvature is not None:
@@ -54,21 +59,30 @@ def _noise(call: Call, slope: Slope, size: Tensor) -> Tensor:
 def _check_curvature(call: Call, slope: Slope, curvature: float) -> None:
     """Slopes of two chords side by side differ by at most curvature times half their length, unless a kink is near."""
     generator = torch.Generator().manual_seed(17)
-    # Half of the points are where activations bend, the others are of all magnitudes from 1e-4 to 1e4.
+    # Half of the points are where activations bend, the others are of all magnitudes
+    # from 1e-4 to 1e4.
     shape = (_rows(call), *call.inputs[0].shape)
     moderate = torch.rand(shape, generator=generator, dtype=torch.float64) < 0.5
-    scale = torch.where(moderate, 3.0, 10.0 ** (8 * torch.rand(shape, generator=generator, dtype=torch.float64) - 4))
+    scale = torch.where(
+        moderate,
+        3.0,
+        10.0 ** (8 * torch.rand(shape, generator=generator, dtype=torch.float64) - 4),
+    )
     middle = scale * torch.randn(shape, generator=generator, dtype=torch.float64)
-    reach = scale * 10.0 ** (-3 * torch.rand(shape, generator=generator, dtype=torch.float64))
-    # Low, middle and high, as they are rounded: chords are measured between the numbers that the call sees.
+    reach = scale * 10.0 ** (
+        -3 * torch.rand(shape, generator=generator, dtype=torch.float64)
+    )
+    # Low, middle and high, as they are rounded: chords are measured between the numbers
+    # that the call sees.
     inputs = [_typed(call, middle + side * reach) for side in (-1, 0, 1)]
     values = [call.run([x]).double() for x in inputs]
     low, middle, high = (x.double().expand(values[0].shape) for x in inputs)
     left, right = middle - low, high - middle
     size = values[0].abs() + values[1].abs() + values[2].abs()
     size = size + float(slope.lipschitz()) * (low.abs() + middle.abs() + high.abs())
-    # Slopes of chords are means of φ′ over them, and the middles of both chords are (left + right)/2 apart. Both sides
-    # are multiplied by left·right, so that nothing is divided by short chords.
+    # Slopes of chords are means of φ′ over them, and the middles of both chords are
+    # (left + right)/2 apart. Both sides are multiplied by left·right, so that nothing
+    # is divided by short chords.
     bend = ((values[2] - values[1]) * left - (values[1] - values[0]) * right).abs()
     allowed = curvature * left * right * (left + right) / 2 * (1 + _SLACK)
     excess = bend - allowed - _noise(call, slope, size) * (left + right)
@@ -80,9 +94,13 @@ def _check_curvature(call: Call, slope: Slope, curvature: float) -> None:
         looked_at &= (high + margin < place) | (place < low - margin)
     excess = torch.where(looked_at, excess, -1.0)
     if bool((excess > 0).any()):
-        worst = int((excess / (left * right * (left + right)).clamp(min=1e-300)).argmax())
+        worst = int(
+            (excess / (left * right * (left + right)).clamp(min=1e-300)).argmax()
+        )
         ends = (float(low.flatten()[worst]), float(high.flatten()[worst]))
-        found = 2 * bend.flatten()[worst] / (left * right * (left + right)).flatten()[worst]
+        found = (
+            2 * bend.flatten()[worst] / (left * right * (left + right)).flatten()[worst]
+        )
         raise Refusal(
             f"its rule says curvature={curvature:g}, but its slope changes {float(found):.3g} times as much as its "
             f"input between {ends[0]:.6g} and {ends[1]:.6g}, where the rule names no kink"
@@ -95,13 +113,21 @@ def _check_monotone(call: Call, slope: Slope) -> None:
     shape = (max(_FEWEST, _rows(call) // len(_SCALES)), *call.inputs[0].shape)
     for scale in _SCALES:
         x = scale * torch.randn(shape, generator=generator)
-        share = torch.rand((shape[0], *(1,) * (len(shape) - 1)), generator=generator)  # some rows: few entries grow
+        share = torch.rand(
+            (shape[0], *(1,) * (len(shape) - 1)), generator=generator
+        )  # some rows: few entries grow
         grows = torch.rand(shape, generator=generator) < share
         # x ≤ more, entry by entry.
-        x, more = _typed(call, x), _typed(call, x + grows * scale * torch.rand(shape, generator=generator))
+        x, more = (
+            _typed(call, x),
+            _typed(call, x + grows * scale * torch.rand(shape, generator=generator)),
+        )
         before, after = call.run([x]).double(), call.run([more]).double()
         fall = before - after
-        size = torch.maximum(before.abs(), after.abs()).max() + float(slope.lipschitz()) * more.double().abs().max()
+        size = (
+            torch.maximum(before.abs(), after.abs()).max()
+            + float(slope.lipschitz()) * more.double().abs().max()
+        )
         if bool((fall > _noise(call, slope, size)).any()):
             worst = int(fall.argmax())
             values = (float(before.flatten()[worst]), float(after.flatten()[worst]))
@@ -116,24 +142,34 @@ def _check_extremum(call: Call, sign: int) -> None:
     generator = torch.Generator().manual_seed(23)
     size, rows = prod(call.inputs[0].shape), min(_rows(call), 256)
     told = f"its rule says extremum={sign}"
-    order = torch.stack([torch.randperm(size, generator=generator) for _ in range(rows)])  # no two entries are equal
-    # A permutation of −size//2, …: distinct integers, exact in float32, which tell from where a result was taken.
+    order = torch.stack(
+        [torch.randperm(size, generator=generator) for _ in range(rows)]
+    )  # no two entries are equal
+    # A permutation of −size//2, …: distinct integers, exact in float32, which tell from
+    # where a result was taken.
     x = _typed(call, (order - size // 2).reshape(rows, *call.inputs[0].shape))
     results = call.run([x]).double().reshape(rows, -1).cpu()
-    # (rows, results): a result of −2 among 6 entries is number 1 in order of size. What is not one of them is refused.
+    # (rows, results): a result of −2 among 6 entries is number 1 in order of size. What
+    # is not one of them is refused.
     places = (results + size // 2).clamp(0, size - 1).nan_to_num().long()
     if not torch.equal((places - size // 2).double(), results):
         wrong = results[(places - size // 2).double() != results]
-        raise Refusal(f"{told}, but an entry of its result, {float(wrong[0]):.6g}, is no entry of its input")
+        raise Refusal(
+            f"{told}, but an entry of its result, {float(wrong[0]):.6g}, is no entry of its input"
+        )
     decides = order.argsort(1).gather(1, places)  # which entries of the input these are
-    # owner[e] is a result that entry e has decided, in any of the rows; −1 if it never has.
+    # owner[e] is a result that entry e has decided, in any of the rows; −1 if it never
+    # has.
     owner = torch.full((size,), -1)
     results_of = torch.arange(results.shape[1]).expand_as(decides)
     owner[decides.flatten()] = results_of.flatten()
     if bool((owner[decides] != results_of).any()):
         entry = int(decides[owner[decides] != results_of][0])
-        raise Refusal(f"{told}, but several entries of its result are decided by entry {entry} of its input")
-    # Whatever decides a result in one row belongs to its set, so that in no other row may it exceed that result.
+        raise Refusal(
+            f"{told}, but several entries of its result are decided by entry {entry} of its input"
+        )
+    # Whatever decides a result in one row belongs to its set, so that in no other row
+    # may it exceed that result.
     owned = (owner >= 0).nonzero().flatten()
     own = (order - size // 2).double()[:, owned]
     beyond = sign * (own - results[:, owner[owned]])
@@ -148,7 +184,12 @@ def _check_extremum(call: Call, sign: int) -> None:
 def _check_group(call: Call, slope: Slope) -> None:
     """Entries of a group of channels stay the same if others change."""
     shape, group = call.inputs[0].shape, slope.group
-    if not shape or not call.out_shape or shape[0] != call.out_shape[0] or shape[0] % group:
+    if (
+        not shape
+        or not call.out_shape
+        or shape[0] != call.out_shape[0]
+        or shape[0] % group
+    ):
         raise Refusal(
             f"its rule says group={group}, but its input has the shape {shape} and its result {call.out_shape}, "
             f"expected as many channels in both, in groups of {group}; leave group= out"
@@ -158,11 +199,22 @@ def _check_group(call: Call, slope: Slope) -> None:
     for scale in _SCALES:
         x = scale * torch.randn(rows, *shape, generator=generator)
         # One draw per group, for all its channels: 0 1 → 0 0 1 1 for pairs.
-        kept = (torch.rand(rows, shape[0] // group, generator=generator) < 0.5).repeat_interleave(group, 1)
+        kept = (
+            torch.rand(rows, shape[0] // group, generator=generator) < 0.5
+        ).repeat_interleave(group, 1)
         mask = kept.reshape(rows, shape[0], *(1,) * (len(shape) - 1))
-        other = torch.where(mask, x, scale * torch.randn(rows, *shape, generator=generator))
-        first, second = call.run([_typed(call, x)]).double(), call.run([_typed(call, other)]).double()
-        still = kept.to(first.device).reshape(rows, shape[0], *(1,) * (first.dim() - 2)).expand_as(first)
+        other = torch.where(
+            mask, x, scale * torch.randn(rows, *shape, generator=generator)
+        )
+        first, second = (
+            call.run([_typed(call, x)]).double(),
+            call.run([_typed(call, other)]).double(),
+        )
+        still = (
+            kept.to(first.device)
+            .reshape(rows, shape[0], *(1,) * (first.dim() - 2))
+            .expand_as(first)
+        )
         change = torch.where(still, (first - second).abs(), 0.0)
         size = first.abs().max() + float(slope.lipschitz()) * scale
         if bool((change > _noise(call, slope, size)).any()):

@@ -1,8 +1,9 @@
 """Trials of rules that users register, beyond those that every rule has to pass (see `rule_trials`).
 
-They look at inputs of many magnitudes, at slopes on a grid or in the steepest direction that a search finds, and at
-what a rule says about rounding: that no entry of a matrix is negative, how many products an entry sums, how many units
-in the last place a nonlinearity may be off.
+They look at inputs of many magnitudes, at slopes on a grid or in the steepest direction
+that a search finds, and at what a rule says about rounding: that no entry of a matrix
+is negative, how many products an entry sums, how many units in the last place a
+nonlinearity may be off.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ def _inputs(call: Call, rows: int) -> list[Tensor]:
 @torch.no_grad()
 def check_users_linear(call: Call, op: LinearOp) -> None:
     """Refuse a linear rule that is wrong at some scale, or in what it says about rounding."""
-    zero = torch.zeros(1, *call.inputs[0].shape, device=call.recorded.device, dtype=call.dtype)
+    zero = torch.zeros(
+        1, *call.inputs[0].shape, device=call.recorded.device, dtype=call.dtype
+    )
     # Rules give the linear part: what the call adds, a bias, is taken off.
     constant = call.run([zero])
     first, *others = _inputs(call, rows=2)
@@ -67,7 +70,9 @@ def check_users_linear(call: Call, op: LinearOp) -> None:
         error = torch.maximum((found - expected).abs(), (found - scaled).abs())
         if not float(error.max()) <= _TOLERANCE * size:
             largest = float(x.abs().max())
-            raise Refusal(f"its rule gives a linear operation that is false for inputs of size {largest:.3g}")
+            raise Refusal(
+                f"its rule gives a linear operation that is false for inputs of size {largest:.3g}"
+            )
     if isinstance(op, Function):
         _check_rounding_facts(op, x)
 
@@ -76,30 +81,42 @@ def _check_rounding_facts(op: Function, x: Tensor) -> None:
     if op.nonnegative:
         image = op.apply(x.abs())
         if float(image.min()) < -_TOLERANCE * float(image.abs().max()):
-            raise Refusal("its rule says nonnegative=True, but positive inputs give negative results")
+            raise Refusal(
+                "its rule says nonnegative=True, but positive inputs give negative results"
+            )
     if op.terms < 0:
         return
-    # Aᵀe_k is row k of the matrix: its entries that are not zero are the products that entry k of the result sums.
+    # Aᵀe_k is row k of the matrix: its entries that are not zero are the products that
+    # entry k of the result sums.
     outputs = x.new_zeros(_PROBES, *op.out_shape)
     places = torch.linspace(0, outputs[0].numel() - 1, _PROBES).long()
     outputs.reshape(_PROBES, -1)[torch.arange(_PROBES), places] = 1.0
     rows = op.adjoint(outputs).reshape(_PROBES, -1)  # of the matrix
     products = int((rows != 0).sum(1).max())
     if products > max(op.terms, 1):
-        raise Refusal(f"its rule says terms={op.terms}, but an entry of its result sums {products} products")
+        raise Refusal(
+            f"its rule says terms={op.terms}, but an entry of its result sums {products} products"
+        )
     if op.terms == 0 and bool(((rows != 0) & (rows != 1)).any()):
-        raise Refusal("its rule says terms=0, that it only moves entries, but it multiplies them")
+        raise Refusal(
+            "its rule says terms=0, that it only moves entries, but it multiplies them"
+        )
 
 
 @torch.no_grad()
 def check_users_slope(call: Call, slope: Slope) -> None:
     """Refuse a nonlinearity that is steeper somewhere than its rule says, or off by more units in the last place."""
-    if call.dtype not in UNIT_ROUNDOFF or prod(call.inputs[0].shape) == 0 or 0 in call.out_shape:
+    if (
+        call.dtype not in UNIT_ROUNDOFF
+        or prod(call.inputs[0].shape) == 0
+        or 0 in call.out_shape
+    ):
         return
     if not slope.elementwise:
         _search_steeper(call, slope)
         return
-    # Neighbours of the grid are the ends of secants, so that no interval between the first and the last is left out.
+    # Neighbours of the grid are the ends of secants, so that no interval between the
+    # first and the last is left out.
     points = _grid(call)
     check_secants(call, slope, points[:-1], points[1:], call.dtype)
     _check_ulps(call, slope)
@@ -108,8 +125,9 @@ def check_users_slope(call: Call, slope: Slope) -> None:
 def _grid(call: Call) -> Tensor:
     """Points for every entry, in rows of growing size, each entry's between those of the others.
 
-    Half of them are even from −12 to 12, the others of all magnitudes from 1e-4 to 1e6: a slope that is false on an
-    interval of some width is found, at however few entries the call has.
+    Half of them are even from −12 to 12, the others of all magnitudes from 1e-4 to 1e6:
+    a slope that is false on an interval of some width is found, at however few entries
+    the call has.
     """
     shape = call.inputs[0].shape
     count = max(_FEWEST_POINTS, min(_MOST_POINTS, _POINTS // prod(shape)))
@@ -117,7 +135,8 @@ def _grid(call: Call) -> Tensor:
     far = torch.logspace(-4, 6, count // 4, dtype=torch.float64)
     points = torch.cat([-far, even, far]).sort().values.reshape(-1, *(1,) * len(shape))
     generator = torch.Generator().manual_seed(31)
-    # Entries are looked at all at once. Different factors put the points of each between those of the others.
+    # Entries are looked at all at once. Different factors put the points of each
+    # between those of the others.
     own = 0.75 + 0.5 * torch.rand(shape, generator=generator, dtype=torch.float64)
     return (points * own).to(call.recorded.device, call.dtype)
 
@@ -126,19 +145,30 @@ def _search_steeper(call: Call, slope: Slope) -> None:
     """Secants in the direction to which v ← Jᵀ(φ(x + hv) − φ(x)) leads, at points of all scales."""
     generator = torch.Generator().manual_seed(37)
     shape, flat = call.inputs[0].shape, (-1, *(1,) * len(call.inputs[0].shape))
-    sizes = torch.cat([torch.logspace(-3, 3, _SEARCHES), torch.ones(_ALIKE)]).reshape(flat)
+    sizes = torch.cat([torch.logspace(-3, 3, _SEARCHES), torch.ones(_ALIKE)]).reshape(
+        flat
+    )
     x = sizes * torch.randn(len(sizes), *shape, generator=generator)
-    # What depends on many entries at once may show only where they are alike, and drawn entries never are.
-    x[_SEARCHES:] = torch.linspace(-_NEAR / 4, _NEAR / 4, _ALIKE).reshape(flat) + _STRIDE * x[_SEARCHES:]
+    # What depends on many entries at once may show only where they are alike, and drawn
+    # entries never are.
+    x[_SEARCHES:] = (
+        torch.linspace(-_NEAR / 4, _NEAR / 4, _ALIKE).reshape(flat)
+        + _STRIDE * x[_SEARCHES:]
+    )
     x = x.to(call.recorded.device, call.dtype)
     stride = (_STRIDE * sizes).to(x)
-    # A power iteration with JᵀJ, in which a secant takes the place of Jv: v turns to where φ is steepest.
+    # A power iteration with JᵀJ, in which a secant takes the place of Jv: v turns to
+    # where φ is steepest.
     v = torch.randn(len(sizes), *shape, generator=generator).to(x)
     low, high = (float(end) for end in slope.interval())
-    slack = _SEARCH_SLACK * (high - low)  # of a map that is as steep as its rule says, whose parts are rounded
+    slack = _SEARCH_SLACK * (
+        high - low
+    )  # of a map that is as steep as its rule says, whose parts are rounded
     slope = replace(slope, alpha=low - slack, beta=high + slack)
     for _ in range(_SEARCH_STEPS):
-        v = v / torch.linalg.vector_norm(v.reshape(len(v), -1), dim=1).clamp(min=1e-30).reshape(flat)
+        v = v / torch.linalg.vector_norm(v.reshape(len(v), -1), dim=1).clamp(
+            min=1e-30
+        ).reshape(flat)
         check_secants(call, slope, x, x + stride * v, call.dtype)
         rise = call.run([x + stride * v]) - call.run([x])
         with torch.enable_grad():
@@ -162,5 +192,9 @@ def _check_ulps(call: Call, slope: Slope) -> None:
         allowed = 2 * slope.ulps * UNIT_ROUNDOFF[call.dtype] * size + 1e-30
         error = (result - expected).abs()
         if not bool((error <= allowed).all()):
-            worst = float((error / (2 * UNIT_ROUNDOFF[call.dtype] * size + 1e-30)).max())
-            raise Refusal(f"its rule says ulps={slope.ulps:g}, but a result is off by {worst:.3g} of them")
+            worst = float(
+                (error / (2 * UNIT_ROUNDOFF[call.dtype] * size + 1e-30)).max()
+            )
+            raise Refusal(
+                f"its rule says ulps={slope.ulps:g}, but a result is off by {worst:.3g} of them"
+            )

@@ -1,12 +1,14 @@
 """How precisely every norm has to be known: an error budget for the constants, not for each norm.
 
-The constants m_j = Σ_i N_ji m_i enter L = Σ_j o_j m_j. If N_ji grows by one per cent, L grows by w_ji per cent, where
+The constants m_j = Σ_i N_ji m_i enter L = Σ_j o_j m_j. If N_ji grows by one per cent, L
+grows by w_ji per cent, where
 
     w_ji = t_j N_ji m_i / L,    t_j = o_j + Σ_k t_k N_kj.
 
-A map across many sites has a small w: a bound on it that is 20 % too large costs nothing, and needs a sixth of the
-steps. Where w is negligible, the product of known norms will do: if all paths from site i to site j lead through site
-k, then B_ji = B_jk S_k⁻¹C_k B_ki, so N_ji ≤ ρ_k·N_jk·N_ki with ρ_k = ‖S_k⁻¹C_k‖.
+A map across many sites has a small w: a bound on it that is 20 % too large costs
+nothing, and needs a sixth of the steps. Where w is negligible, the product of known
+norms will do: if all paths from site i to site j lead through site k, then B_ji = B_jk
+S_k⁻¹C_k B_ki, so N_ji ≤ ρ_k·N_jk·N_ki with ρ_k = ‖S_k⁻¹C_k‖.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from lipcert.norms.estimate import estimate_norms, power_step, random_vectors
 from lipcert.norms.rows import row_norms
 from lipcert.rounding import gamma
 
-# `passed_sites` and `with_products` are part of proofs. Everything else here only says how much work goes where.
+# `passed_sites` and `with_products` are part of proofs. Everything else here only says
+# how much work goes where.
 _FIRST_SPAN = 4
 _ITERATIONS = 6
 _PROBES = 4
@@ -50,20 +53,22 @@ class Guide:
 def passed_sites(base: Network) -> list[int]:
     """Nonlinearities of a network, before its transformation, that every path across leads through.
 
-    Nodes are in topological order, so such a node is one that no edge leads around: none that starts before it and ends
-    behind it. Nonlinearities count as edges here.
+    Nodes are in topological order, so such a node is one that no edge leads around:
+    none that starts before it and ends behind it. Nonlinearities count as edges here.
     """
     ends = [0] * len(base.nodes)  # where the longest edge out of each node ends
     for v, node in enumerate(base.nodes):
         for edge in node.edges:
             ends[edge.source] = max(ends[edge.source], v)
-    # Without these, the input of a later site could come before v, and its path around v would not be seen.
+    # Without these, the input of a later site could come before v, and its path around
+    # v would not be seen.
     for site in base.sites[1:-1]:
         ends[site.source] = max(ends[site.source], site.output)
     passed = []
     site_of_output = base.site_of_output
-    # The farthest end of any edge out of the nodes before v: if it is not behind v, no edge leads around v. For a chain
-    # 0 → 1 → 2 with a skip 0 → 2, the ends are 2, 2, 0, and node 1 is not passed.
+    # The farthest end of any edge out of the nodes before v: if it is not behind v, no
+    # edge leads around v. For a chain 0 → 1 → 2 with a skip 0 → 2, the ends are 2, 2,
+    # 0, and node 1 is not passed.
     farthest = 0
     for v, end in enumerate(ends):
         if farthest <= v and site_of_output.get(v, 0) > 0:
@@ -75,7 +80,8 @@ def passed_sites(base: Network) -> list[int]:
 def shares(norms: Tensor, output: Tensor) -> Tensor:
     """w_ji of all maps, from the matrix N and the weights o of the constants."""
     count = len(norms)
-    # m = e_0 + N m and t = o + Nᵀt. N is strictly lower triangular, so both are solved without a factorisation.
+    # m = e_0 + N m and t = o + Nᵀt. N is strictly lower triangular, so both are solved
+    # without a factorisation.
     system = torch.eye(count, dtype=norms.dtype) - norms
     first = torch.zeros(count, 1, dtype=norms.dtype)
     first[0] = 1.0
@@ -89,22 +95,34 @@ def shares(norms: Tensor, output: Tensor) -> Tensor:
 def with_products(norms: Tensor, passing: Mapping[int, float]) -> Tensor:
     """The smallest of each bound N_ji and all products of others that bound it, rounded up; infinite means unknown."""
     closed = norms.clone()
-    # Sites in order: a row that site k has closed may be a factor of the products through later ones.
+    # Sites in order: a row that site k has closed may be a factor of the products
+    # through later ones.
     for k, ratio in passing.items():
         if k < len(norms):
             # Rows behind k times columns before it: the matrix is lower triangular.
-            through = closed[k + 1 :, k, None] * closed[None, k, :k] * (ratio * (1 + gamma(4)))
-            # 0·∞ is NaN where one factor is not known, which says nothing about the product.
-            closed[k + 1 :, :k] = torch.minimum(closed[k + 1 :, :k], through.nan_to_num(nan=inf))
+            through = (
+                closed[k + 1 :, k, None]
+                * closed[None, k, :k]
+                * (ratio * (1 + gamma(4)))
+            )
+            # 0·∞ is NaN where one factor is not known, which says nothing about the
+            # product.
+            closed[k + 1 :, :k] = torch.minimum(
+                closed[k + 1 :, :k], through.nan_to_num(nan=inf)
+            )
     return closed
 
 
-def weigh(guide: Guide, pairs: Sequence[Pair], last: int, tolerance: float, memory: int) -> dict[Pair, float]:
+def weigh(
+    guide: Guide, pairs: Sequence[Pair], last: int, tolerance: float, memory: int
+) -> dict[Pair, float]:
     """w_ji of the pairs that have to be bounded; what is left to products has a total weight of at most `tolerance`.
 
-    Norms are estimated from the near pairs on, until products of those are enough for all others.
+    Norms are estimated from the near pairs on, until products of those are enough for
+    all others.
     """
-    # N, (last + 1, last + 1), is zero where no path leads, and infinite where a norm is yet to be estimated.
+    # N, (last + 1, last + 1), is zero where no path leads, and infinite where a norm is
+    # yet to be estimated.
     output = _output_weights(guide.rough, last)
     norms = torch.zeros(last + 1, last + 1, dtype=torch.float64)
     for pair in pairs:
@@ -117,34 +135,46 @@ def weigh(guide: Guide, pairs: Sequence[Pair], last: int, tolerance: float, memo
         for (j, i), value in _estimates(guide.rough, near, memory).items():
             norms[j, i] = value
         left = sorted(set(left) - set(near))
-        # Everything that is left has a product now, so that w is known, if roughly, for all pairs.
+        # Everything that is left has a product now, so that w is known, if roughly, for
+        # all pairs.
         closed = with_products(norms, guide.passing).nan_to_num(posinf=0.0)
         weight = shares(closed, output)
         if not bool(torch.isfinite(weight).all()):
             weight = (closed > 0).double()  # beyond the range of numbers: all count
         if sum(float(weight[pair]) for pair in left) <= tolerance:
             break
-        # Spans of 4, 6, 9, 13, … sites: at the latest, the span of the whole network leaves no pair.
+        # Spans of 4, 6, 9, 13, … sites: at the latest, the span of the whole network
+        # leaves no pair.
         span += span // 2
     chosen = set(pairs) - set(left)
     return {pair: float(weight[pair]) for pair in pairs if pair in chosen}
 
 
-def inflations(weights: Mapping[Pair, float], costs: Mapping[Pair, float], total: float) -> dict[Pair, float]:
+def inflations(
+    weights: Mapping[Pair, float], costs: Mapping[Pair, float], total: float
+) -> dict[Pair, float]:
     """By how much each bound may exceed its norm, so that Σ w·e is the total and the work Σ cost/√e the least.
 
-    The derivatives of both sums are proportional at the optimum: e = λ·(cost/w)^⅔, capped.
+    The derivatives of both sums are proportional at the optimum: e = λ·(cost/w)^⅔,
+    capped.
     """
     shape = {}
     for pair, cost in costs.items():
         shape[pair] = (cost / max(weights[pair], 1e-12)) ** (2 / 3)
-    # What is spent grows with λ. At `high` every pair is at its cap; `low` is always within the total.
+    # What is spent grows with λ. At `high` every pair is at its cap; `low` is always
+    # within the total.
     low, high = 0.0, _LARGEST_INFLATION / max(min(shape.values(), default=1.0), 1e-300)
     for _ in range(100):
         middle = (low + high) / 2
-        spent = sum(weights[pair] * min(middle * shape[pair], _LARGEST_INFLATION) for pair in shape)
+        spent = sum(
+            weights[pair] * min(middle * shape[pair], _LARGEST_INFLATION)
+            for pair in shape
+        )
         low, high = (middle, high) if spent <= total else (low, middle)
-    return {pair: min(max(low * shape[pair], _SMALLEST_INFLATION), _LARGEST_INFLATION) for pair in shape}
+    return {
+        pair: min(max(low * shape[pair], _SMALLEST_INFLATION), _LARGEST_INFLATION)
+        for pair in shape
+    }
 
 
 def path_costs(network: Network, pairs: Sequence[Pair]) -> dict[Pair, float]:
@@ -164,7 +194,9 @@ def path_costs(network: Network, pairs: Sequence[Pair]) -> dict[Pair, float]:
 
 
 @torch.no_grad()
-def _estimates(network: Network, pairs: Sequence[Pair], memory: int) -> dict[Pair, float]:
+def _estimates(
+    network: Network, pairs: Sequence[Pair], memory: int
+) -> dict[Pair, float]:
     """Norms of some maps by a few power iterations, as many maps at a time as fit into the memory."""
     # Every row may have to be as long as the widest node that it passes.
     widest = max(prod(node.shape) for node in network.nodes)
@@ -191,12 +223,16 @@ def _output_weights(network: Network, last: int) -> Tensor:
         return weights
     shape = network.nodes[network.sites[-1].source].shape
     generator = torch.Generator().manual_seed(0)
-    probes = torch.randn(_PROBES, *shape, generator=generator).to(network.device, network.dtype)
-    # e_a − e_b, the difference of two logits, has entries whose sum is zero: so have the probes.
+    probes = torch.randn(_PROBES, *shape, generator=generator).to(
+        network.device, network.dtype
+    )
+    # e_a − e_b, the difference of two logits, has entries whose sum is zero: so have
+    # the probes.
     if prod(shape) > 1:
         probes = probes - probes.flatten(1).mean(1).reshape(-1, *(1,) * len(shape))
     for i, rows in enumerate(network.pull(network.depth + 1, probes)):
         if rows is not None:
-            # o_i stands for the norms of the rows r_a − r_b of B_{n+1,i} (docs/method.md), by a mean of squares.
+            # o_i stands for the norms of the rows r_a − r_b of B_{n+1,i}
+            # (docs/method.md), by a mean of squares.
             weights[i] = float(row_norms(rows).double().square().mean().sqrt())
     return weights

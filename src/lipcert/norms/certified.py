@@ -32,8 +32,8 @@ E = TypeVar("E")
 class CertifiedNorms:
     """Upper bounds on ‖B_ji‖, and what they rest on.
 
-    lower: values that the norms reach, as far as they are known; where a bound is proved, the bound itself.
-    errors: bounds the rounding of products with B_ji.
+    lower: values that the norms reach, as far as they are known; where a bound is
+    proved, the bound itself. errors: bounds the rounding of products with B_ji.
     failure_probability: 0 if every bound is proved.
     """
 
@@ -60,8 +60,9 @@ class Proof:
 
     def upper(self, error: float) -> float:
         """A bound on the norm of the exact matrix, if products have this error."""
-        # Each row is a computed product with a unit vector, so off by at most `error` in norm; all rows together are
-        # off by √rows·error in the Frobenius norm, which bounds the spectral one.
+        # Each row is a computed product with a unit vector, so off by at most `error`
+        # in norm; all rows together are off by √rows·error in the Frobenius norm, which
+        # bounds the spectral one.
         return round_up(self.norm + sqrt(self.rows) * error + UNDERFLOW, 4)
 
 
@@ -76,21 +77,29 @@ def bound_norms(
 ) -> CertifiedNorms:
     """Bound ‖B_ji‖ for all i < j ≤ last of a float64 network.
 
-    With a guide, precision is spent where the constants need it; without one, every norm is inflated alike. Processes
-    that share work divide the norms, and have all bounds in the end. What is kept already is not computed again.
+    With a guide, precision is spent where the constants need it; without one, every
+    norm is inflated alike. Processes that share work divide the norms, and have all
+    bounds in the end. What is kept already is not computed again.
     """
     options = options or NormOptions()
     pairs = joined_pairs(network, last)
-    # Free memory and estimates may differ between processes. All have to do the same calls, so they follow one plan.
+    # Free memory and estimates may differ between processes. All have to do the same
+    # calls, so they follow one plan.
     plan = of_first(make_plan(network, pairs, last, options, guide))
     expected = forecast(network, plan, options, process_count())
-    work = Work(f"norms ({expected})" if expected else "norms", plan.total / process_count(), progress)
+    work = Work(
+        f"norms ({expected})" if expected else "norms",
+        plan.total / process_count(),
+        progress,
+    )
     proofs = _prove(network, plan, options, work, kept)
     ritz = _iterate(network, plan, options, work, kept)
     work.part(0.0)(1.0)
     errors = ProductErrors(network)
     bounds, lower = {}, {}
-    for j, i in sorted([*proofs, *ritz], key=lambda pair: pair[0] - pair[1]):  # errors of long pairs rest on short ones
+    for j, i in sorted(
+        [*proofs, *ritz], key=lambda pair: pair[0] - pair[1]
+    ):  # errors of long pairs rest on short ones
         evidence = proofs.get((j, i)) or ritz[j, i]
         bounds[j, i] = min(evidence.upper(errors.error((j, i))), errors.product((j, i)))
         if not bounds[j, i] < inf:
@@ -101,15 +110,21 @@ def bound_norms(
         lower[j, i] = bounds[j, i] if (j, i) in proofs else ritz[j, i].value
         errors.know((j, i), bounds[j, i])
     if guide is not None:
-        bounds |= _products(bounds, [pair for pair in pairs if pair not in bounds], guide, last)
-    # The union bound: each of the iterated norms may fail with its part of this probability (see `make_plan`).
+        bounds |= _products(
+            bounds, [pair for pair in pairs if pair not in bounds], guide, last
+        )
+    # The union bound: each of the iterated norms may fail with its part of this
+    # probability (see `make_plan`).
     probability = options.failure_probability if ritz else 0.0
     return CertifiedNorms(bounds, lower, errors, probability, set(ritz))
 
 
-def _products(bounds: Mapping[Pair, float], pairs: Sequence[Pair], guide: Guide, last: int) -> dict[Pair, float]:
+def _products(
+    bounds: Mapping[Pair, float], pairs: Sequence[Pair], guide: Guide, last: int
+) -> dict[Pair, float]:
     """Bounds on norms that are left, as products of others."""
-    # Zero where no path leads, as B_ji is zero there; infinite where only a product can tell.
+    # Zero where no path leads, as B_ji is zero there; infinite where only a product can
+    # tell.
     norms = torch.zeros(last + 1, last + 1, dtype=torch.float64)
     for pair in pairs:
         norms[pair] = inf
@@ -119,19 +134,31 @@ def _products(bounds: Mapping[Pair, float], pairs: Sequence[Pair], guide: Guide,
     return {pair: float(closed[pair]) for pair in pairs}
 
 
-def _prove(network: Network, plan: Plan, options: NormOptions, work: Work, kept: KeptNorms | None) -> dict[Pair, Proof]:
+def _prove(
+    network: Network,
+    plan: Plan,
+    options: NormOptions,
+    work: Work,
+    kept: KeptNorms | None,
+) -> dict[Pair, Proof]:
     """Proved bounds on the computed matrices of small maps."""
     proofs = _found(plan.proved, kept, Proof.of_record)
     left = [pair for pair in plan.proved if pair not in proofs]
-    # Maps that share a side share the rows of the identity that travel from it: a side is not divided among processes.
+    # Maps that share a side share the rows of the identity that travel from it: a side
+    # is not divided among processes.
     sides = gram.gram_plan(network, left)
-    shares = {side: sum(plan.work[pair] for pair in members) for side, members in sides.items()}
+    shares = {
+        side: sum(plan.work[pair] for pair in members)
+        for side, members in sides.items()
+    }
     for side in own_share(shares):
         sizes = {pair: gram.memory_of(network, pair) for pair in sides[side]}
         for chunk in _chunks(sizes, options.memory):
             report = work.part(sum(plan.work[pair] for pair in chunk))
             # The matrices take the memory; rows on their way get a quarter on top.
-            matrices = gram.dense_rows(network, side, chunk, no_report, options.memory // 4)
+            matrices = gram.dense_rows(
+                network, side, chunk, no_report, options.memory // 4
+            )
             made = {}
             for done, pair in enumerate(chunk, start=1):
                 # Let go of each matrix before the next Gram matrix is formed.
@@ -144,16 +171,22 @@ def _prove(network: Network, plan: Plan, options: NormOptions, work: Work, kept:
 
 
 def _iterate(
-    network: Network, plan: Plan, options: NormOptions, work: Work, kept: KeptNorms | None
+    network: Network,
+    plan: Plan,
+    options: NormOptions,
+    work: Work,
+    kept: KeptNorms | None,
 ) -> dict[Pair, Ritz]:
     """Lanczos, as precise as each norm has to be; each has the same part of the failure probability."""
-    # The theorem needs starts that do not depend on the weights. Weights are fixed by now, and nobody could have known
-    # these numbers while choosing them. One seed for all: a start depends on it and its pair, not on the process.
+    # The theorem needs starts that do not depend on the weights. Weights are fixed by
+    # now, and nobody could have known these numbers while choosing them. One seed for
+    # all: a start depends on it and its pair, not on the process.
     seed = secrets.randbits(62) if options.seed is None else options.seed
     if kept is not None:
         seed = kept.seed(seed)
     seed = of_first(seed)
-    # A kept bound counts if it is precise enough for the present goals and fails no more often.
+    # A kept bound counts if it is precise enough for the present goals and fails no
+    # more often.
     accepts = partial(Ritz.of_record, goals=plan.goals, probability=plan.probability)
     ritz = _found(list(plan.goals), kept, accepts)
     left = {pair: plan.work[pair] for pair in plan.goals if pair not in ritz}
@@ -170,7 +203,11 @@ def _iterate(
     return _together(ritz)
 
 
-def _found(pairs: Sequence[Pair], kept: KeptNorms | None, read: Callable[[Pair, Record], E | None]) -> dict[Pair, E]:
+def _found(
+    pairs: Sequence[Pair],
+    kept: KeptNorms | None,
+    read: Callable[[Pair, Record], E | None],
+) -> dict[Pair, E]:
     """What is kept of some pairs already, and will do; the same for all processes."""
     found: dict[Pair, E] = {}
     if kept is None:
@@ -201,7 +238,8 @@ def _chunks(sizes: Mapping[Pair, int], memory: int) -> list[list[Pair]]:
     groups: list[list[Pair]] = []
     room = 0
     for pair, size in sizes.items():
-        # A pair that is larger than the memory has a group of its own; the plan has refused what cannot fit at all.
+        # A pair that is larger than the memory has a group of its own; the plan has
+        # refused what cannot fit at all.
         if not groups or size > room:
             groups.append([])
             room = memory

@@ -25,7 +25,9 @@ _COPIES = 2
 class Chunk:
     """Pairs of a sweep that travel together."""
 
-    def __init__(self, whole: Sweep, pairs: Sequence[Pair], size: int, memory: int) -> None:
+    def __init__(
+        self, whole: Sweep, pairs: Sequence[Pair], size: int, memory: int
+    ) -> None:
         """`size` is what its derivative takes, `memory` what it may take, in bytes."""
         self._size, self._memory = size, memory
         self.sweep = whole
@@ -34,17 +36,21 @@ class Chunk:
             self.sweep = Sweep(whole.network, max(j for j, _ in pairs), only=set(pairs))
         self.rotation = Rotation(self.sweep)
         self._is_whole = self.sweep is whole
-        # If site 0 starts (1, 0), (2, 0), (3, 0) and the chunk has (1, 0), (3, 0), its rows of that tensor are 0 and 2.
+        # If site 0 starts (1, 0), (2, 0), (3, 0) and the chunk has (1, 0), (3, 0), its
+        # rows of that tensor are 0 and 2.
         self._rows: dict[int, list[int]] = {}  # of the tensors of all pairs
         for i, own in self.sweep.starts.items():
             self._rows[i] = [whole.starts[i].index(pair) for pair in own]
 
-    def iterated(self, vectors: Vectors, iterations: int, turn: int, accelerated: bool) -> Vectors:
+    def iterated(
+        self, vectors: Vectors, iterations: int, turn: int, accelerated: bool
+    ) -> Vectors:
         """The vectors of the chunk after some iterations, from those of all pairs; never the same tensors."""
         own = vectors
         if not self._is_whole:
             own = {i: vectors[i][rows] for i, rows in self._rows.items()}
-        # `write` changes the tensors of all pairs in place; what autograd keeps for the derivative must be others.
+        # `write` changes the tensors of all pairs in place; what autograd keeps for the
+        # derivative must be others.
         if iterations == 0:
             return {i: x.clone() for i, x in own.items()}
         return self.rotation.iterate(own, iterations, turn, accelerated)
@@ -60,8 +66,9 @@ class Chunk:
             )
         if self._is_whole:
             return estimate_norms(self.sweep, vectors)
-        # The graph of a chunk is dropped and built again when its turn comes in the backward pass, so that no two
-        # chunks are in memory at a time. Nothing in it is random.
+        # The graph of a chunk is dropped and built again when its turn comes in the
+        # backward pass, so that no two chunks are in memory at a time. Nothing in it is
+        # random.
         norms: Tensor = checkpoint(
             estimate_norms,
             self.sweep,
@@ -81,10 +88,13 @@ class Chunk:
                 target[i][rows] = vectors[i]
 
 
-def _the_same_constants() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+def _the_same_constants() -> tuple[
+    AbstractContextManager[None], AbstractContextManager[None]
+]:
     """Contexts of both passes through a chunk: each computes all constants that it needs, so that both do the same."""
-    # Constants that the first pass finds computed already would be missing among the tensors that it saves, and
-    # checkpoint would find that the second pass saves others.
+    # Constants that the first pass finds computed already would be missing among the
+    # tensors that it saves, and checkpoint would find that the second pass saves
+    # others.
     return constants_computed_once(), constants_computed_once()
 
 
@@ -93,7 +103,8 @@ def chunks(sweep: Sweep, memory: int) -> list[Chunk]:
     groups: list[list[Pair]] = []
     sizes: list[int] = []
     for pair, size in row_bytes(sweep.network, sweep.pairs).items():
-        # Pairs come by j, then i, so that those of a chunk end at neighbouring sites and share most of their paths.
+        # Pairs come by j, then i, so that those of a chunk end at neighbouring sites
+        # and share most of their paths.
         if not groups or sizes[-1] + size > memory:
             groups.append([])
             sizes.append(0)

@@ -1,6 +1,7 @@
 """Estimates of ‖B_ji‖ by warm-started power iteration (alg:multiLayerPower): they approach the norms from below.
 
-One unit vector x_ji per pair travels through the network, all pairs in one batch (`Sweep`):
+One unit vector x_ji per pair travels through the network, all pairs in one batch
+(`Sweep`):
 
     x_ji ← B_jiᵀB_ji x_ji / ‖B_jiᵀB_ji x_ji‖,    ‖B_ji x_ji‖ → ‖B_ji‖.
 """
@@ -20,7 +21,8 @@ Vectors = dict[int, Tensor]
 def random_vectors(sweep: Sweep, seed: int) -> Vectors:
     """Unit vectors in random directions, reproducible from the seed."""
     network = sweep.network
-    # On the processor, in float32: the same vectors whatever the device and the type of the network.
+    # On the processor, in float32: the same vectors whatever the device and the type of
+    # the network.
     generator = torch.Generator().manual_seed(seed)
     vectors = {}
     for i, pairs in sweep.starts.items():
@@ -45,9 +47,11 @@ def power_step(sweep: Sweep, vectors: Vectors) -> Vectors:
 def estimate_norms(sweep: Sweep, vectors: Vectors) -> Tensor:
     """‖B_ji x_ji‖ for all pairs, in the order of `sweep.pairs`.
 
-    Differentiable in the weights: at a top right singular vector v with left singular vector u, the derivative of
-    ‖Bv‖ for fixed v is uᵀ(dB)v, which is the derivative of the norm.
+    Differentiable in the weights: at a top right singular vector v with left singular
+    vector u, the derivative of ‖Bv‖ for fixed v is uᵀ(dB)v, which is the derivative of
+    the norm.
     """
     images = sweep.forward(vectors)
-    # Within a site j, rows are by i: one site after the other, they are in the order of `sweep.pairs`.
+    # Within a site j, rows are by i: one site after the other, they are in the order of
+    # `sweep.pairs`.
     return torch.cat([row_norms(images[j]) for j in sorted(images)])

@@ -1,8 +1,9 @@
 """Maps across many sites, estimated by products of the norms of shorter ones.
 
-If all paths from site i to site j lead through site k, then B_ji = B_jk S_k⁻¹C_k B_ki, so that ‖B_ji‖ is at most
-ρ_k·‖B_jk‖·‖B_ki‖ with ρ_k = |C_k|/S_k. Norms of near pairs are then enough, and their number grows with the depth of a
-network, not with its square.
+If all paths from site i to site j lead through site k, then B_ji = B_jk S_k⁻¹C_k B_ki,
+so that ‖B_ji‖ is at most ρ_k·‖B_jk‖·‖B_ki‖ with ρ_k = |C_k|/S_k. Norms of near pairs
+are then enough, and their number grows with the depth of a network, not with its
+square.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ def passing_ratios(base: Network, lines: Mapping[int, Line]) -> dict[int, float]
     """ρ_k of the sites that all paths lead through, of a network before it is transformed; none that is learned."""
     ratios = {}
     for site in passed_sites(base):
-        # Numbers are the same for ever. Slopes that are learned change while these ratios are kept.
+        # Numbers are the same for ever. Slopes that are learned change while these
+        # ratios are kept.
         centre, radius = lines[site]
         if isinstance(centre, float) and isinstance(radius, float) and radius > 0:
             ratios[site] = abs(centre) / radius
@@ -32,7 +34,8 @@ def passing_ratios(base: Network, lines: Mapping[int, Line]) -> dict[int, float]
 class FarPairs:
     """Which pairs are left to products: those across more than `span` sites, where a site k lies on all paths.
 
-    Of such sites among the last `span` ones before j, the first is taken: N_ji = ρ_k·N_jk·N_ki for i < j − span.
+    Of such sites among the last `span` ones before j, the first is taken: N_ji =
+    ρ_k·N_jk·N_ki for i < j − span.
     """
 
     def __init__(self, ratios: Mapping[int, float], count: int, span: int) -> None:
@@ -40,8 +43,9 @@ class FarPairs:
         self._through: dict[int, int] = {}
         self._ratios = ratios
         for j in range(span + 1, count):
-            # j − span ≤ k < j: the pair (j, k) is near, so its norm is estimated. The first such site makes the longest
-            # near map, and so the product of the fewest norms.
+            # j − span ≤ k < j: the pair (j, k) is near, so its norm is estimated. The
+            # first such site makes the longest near map, and so the product of the
+            # fewest norms.
             between = [k for k in range(max(1, j - span), j) if k in ratios]
             if between:
                 self._through[j] = between[0]
@@ -62,7 +66,8 @@ class FarPairs:
             row = norms[j]
             if j in self._through:
                 k = self._through[j]
-                # Row k has been filled already: for i < j − span ≤ k its entries are norms or products of norms.
+                # Row k has been filled already: for i < j − span ≤ k its entries are
+                # norms or products of norms.
                 product = self._ratios[k] * norms[j, k] * rows[k]
                 # Not in place: autograd needs the matrix as it was.
                 row = torch.cat([product[: j - self._span], row[j - self._span :]])

@@ -21,15 +21,16 @@ Record = dict[str, float]
 class KeptNorms:
     """Records by pairs in a folder that belongs to one network and one way to bound it.
 
-    Every process writes a file of its own and reads all. The checksum finds damage, but stops nobody who computes it
-    anew; damaged files count as missing.
+    Every process writes a file of its own and reads all. The checksum finds damage, but
+    stops nobody who computes it anew; damaged files count as missing.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._own: dict[str, Record] = {}
         self._all: dict[str, Record] = {}
-        # Files of other processes, and of runs with more of them, too: a norm is the same whoever has bounded it.
+        # Files of other processes, and of runs with more of them, too: a norm is the
+        # same whoever has bounded it.
         for file in sorted(folder.glob("norms-*.json")):
             self._all |= _read(file)
 
@@ -40,7 +41,8 @@ class KeptNorms:
     def seed(self, fresh: int) -> int:
         """The seed of everything in this folder: the same start for a pair, however often a bound is begun anew.
 
-        A norm that is drawn again with another start, because the first did not suit, would fail twice as often.
+        A norm that is drawn again with another start, because the first did not suit,
+        would fail twice as often.
         """
         kept = self._all.get(_SEED)
         if kept is None:
@@ -51,13 +53,17 @@ class KeptNorms:
         """Keep these, too. A folder that cannot be written is no failure, only slow after an interruption."""
         for pair, record in records.items():
             self._own[_key(pair)] = record
-        # JSON has as many digits as a float needs to be read back as it was: no bound becomes smaller in a file.
+        # JSON has as many digits as a float needs to be read back as it was: no bound
+        # becomes smaller in a file.
         kept = {**self._all, **self._own}
         content = {"records": kept, "sha256": _checksum(kept)}
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            # One file per process: two that write the same one would lose each other's records.
-            with replace_file(self._folder / f"norms-{process_rank()}.json") as temporary:
+            # One file per process: two that write the same one would lose each other's
+            # records.
+            with replace_file(
+                self._folder / f"norms-{process_rank()}.json"
+            ) as temporary:
                 temporary.write_text(json.dumps(content) + "\n")
         except OSError as error:
             _LOG.warning("finished norms cannot be kept in %s: %s", self._folder, error)

@@ -1,8 +1,9 @@
 """Lanczos processes for many maps at a time: all pairs of a sweep in one batch.
 
-A is BᵀB for pairs whose smaller side is the output of site i, and BBᵀ for those whose smaller side is the input of
-site j. After k steps A V = V T + β v eᵀ with orthonormal columns V and a tridiagonal T, whose eigenvalues (Ritz values)
-approach those of A from below.
+A is BᵀB for pairs whose smaller side is the output of site i, and BBᵀ for those whose
+smaller side is the input of site j. After k steps A V = V T + β v eᵀ with orthonormal
+columns V and a tridiagonal T, whose eigenvalues (Ritz values) approach those of A from
+below.
 """
 
 from __future__ import annotations
@@ -57,12 +58,18 @@ class Process:
         self.done = False
         self.exhausted = False  # whether what is left is rounding
         self.complete = False  # whether the basis is one of the whole space
-        self.unit = 1.0  # of A and T: squares of their entries must neither overflow nor vanish
-        self._basis = start.new_empty(steps, start.numel())  # orthonormal rows, filled one by one
+        self.unit = (
+            1.0  # of A and T: squares of their entries must neither overflow nor vanish
+        )
+        self._basis = start.new_empty(
+            steps, start.numel()
+        )  # orthonormal rows, filled one by one
         self._basis[0] = start.reshape(-1) / torch.linalg.vector_norm(start)
         self.vector = self._basis[0].reshape(start.shape)
         self._alpha: list[float] = []
-        self._beta: list[float] = []  # the last one leads to the vector that would be next
+        self._beta: list[
+            float
+        ] = []  # the last one leads to the vector that would be next
 
     @property
     def steps(self) -> int:
@@ -72,11 +79,13 @@ class Process:
     def advance(self, image: Tensor) -> None:
         """One step: orthogonalise A q against the whole basis, and append the next vector.
 
-        The two parts that A q has in exact arithmetic are removed first. What the rest of the basis then removes is
-        rounding, so that once is enough; twice if little is left.
+        The two parts that A q has in exact arithmetic are removed first. What the rest
+        of the basis then removes is rounding, so that once is enough; twice if little
+        is left.
         """
         step = len(self._alpha)
-        # In units of the largest entry of A b, the numbers of T are moderate whatever the weights are.
+        # In units of the largest entry of A b, the numbers of T are moderate whatever
+        # the weights are.
         if step == 0:
             self.unit = float(image.abs().max()) or 1.0
         w = image.reshape(-1) / self.unit
@@ -87,15 +96,17 @@ class Process:
         if step > 0:
             w = w - self._beta[-1] * known[step - 1]
         before = float(torch.linalg.vector_norm(w))
-        # Rounding lets q_{k+1} drift towards eigenvectors that have converged, and their Ritz values would come up
-        # twice: ‖χ(A) b‖ = β_1⋯β_k holds for an orthonormal basis only.
+        # Rounding lets q_{k+1} drift towards eigenvectors that have converged, and
+        # their Ritz values would come up twice: ‖χ(A) b‖ = β_1⋯β_k holds for an
+        # orthonormal basis only.
         w = w - known.T @ (known @ w)
         norm = float(torch.linalg.vector_norm(w))
         if norm < 0.7 * before:
             w = w - known.T @ (known @ w)
             norm = float(torch.linalg.vector_norm(w))
-        # A larger β makes the bound β_1⋯β_k on ‖χ(A) b‖ larger, which is safe. One below the resolution would claim
-        # that the start has no part where rounding cannot see one.
+        # A larger β makes the bound β_1⋯β_k on ‖χ(A) b‖ larger, which is safe. One
+        # below the resolution would claim that the start has no part where rounding
+        # cannot see one.
         smallest = _RESOLUTION * max(*self._alpha, *self._beta, 0.0)
         self._beta.append(max(norm, smallest))
         self.exhausted = norm <= smallest
@@ -123,7 +134,9 @@ class Process:
     def ritz_values(self) -> Array:
         """θ_1 ≤ … ≤ θ_k, the eigenvalues of T, in units."""
         # The last β leads out of the basis and is no entry of T.
-        values: Array = eigh_tridiagonal(np.array(self._alpha), np.array(self._beta[:-1]), eigvals_only=True)
+        values: Array = eigh_tridiagonal(
+            np.array(self._alpha), np.array(self._beta[:-1]), eigvals_only=True
+        )
         return values
 
     def log_residual(self) -> float:
@@ -143,33 +156,49 @@ def run_lanczos(
     processes: dict[Pair, Process] = {}
     for pair, (_, shape) in _smaller_sides(network, steps).items():
         start = _random_vector(prod(shape), (seed, *pair)).to(network.device)
-        processes[pair] = Process(start.reshape(1, *shape), min(steps[pair], prod(shape)))
+        processes[pair] = Process(
+            start.reshape(1, *shape), min(steps[pair], prod(shape))
+        )
     work = sum(process.left() for process in processes.values())
     batch = _Batch(network, list(steps))
     while batch.pairs:
         batch.advance(processes)
         for pair in batch.pairs:
             process = processes[pair]
-            # Chance is in the start alone, and one event, |⟨u, b⟩| ≤ τ, is all that can fail, after however many steps:
-            # to look at the bound and then stop does not make it less certain.
-            if not process.done and process.steps % _LOOKS == 0 and enough(pair, process):
+            # Chance is in the start alone, and one event, |⟨u, b⟩| ≤ τ, is all that can
+            # fail, after however many steps: to look at the bound and then stop does
+            # not make it less certain.
+            if (
+                not process.done
+                and process.steps % _LOOKS == 0
+                and enough(pair, process)
+            ):
                 process.done = True
-        # A new schedule costs a little: pairs that are done travel along until they are more than a fifth.
+        # A new schedule costs a little: pairs that are done travel along until they are
+        # more than a fifth.
         active = [pair for pair in batch.pairs if not processes[pair].done]
-        if len(active) < _DROPPED * len(batch.pairs):  # those that are done no longer travel
+        if len(active) < _DROPPED * len(
+            batch.pairs
+        ):  # those that are done no longer travel
             batch = _Batch(network, active)
         progress(1 - sum(process.left() for process in processes.values()) / work)
     return processes
 
 
 def _random_vector(n: int, key: tuple[int, ...]) -> Tensor:
-    # A hash of the seed and the pair: starts of different pairs do not depend on each other.
+    # A hash of the seed and the pair: starts of different pairs do not depend on each
+    # other.
     state = np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> np.uint64(1)
-    # Normally distributed entries have a direction that is uniform on the sphere, as the theorem asks.
-    return torch.randn(n, generator=torch.Generator().manual_seed(int(state)), dtype=torch.float64)
+    # Normally distributed entries have a direction that is uniform on the sphere, as
+    # the theorem asks.
+    return torch.randn(
+        n, generator=torch.Generator().manual_seed(int(state)), dtype=torch.float64
+    )
 
 
-def _smaller_sides(network: Network, pairs: Iterable[Pair]) -> dict[Pair, tuple[bool, Shape]]:
+def _smaller_sides(
+    network: Network, pairs: Iterable[Pair]
+) -> dict[Pair, tuple[bool, Shape]]:
     """Whether A acts on the output of site i, the smaller side, and the shape of its vectors."""
     sides = {}
     for j, i in sorted(pairs):
@@ -186,19 +215,32 @@ class _Batch:
     def __init__(self, network: Network, pairs: Sequence[Pair]) -> None:
         self.pairs = pairs
         last = max((j for j, _ in pairs), default=0)
-        # BᵀB and BBᵀ have the same largest eigenvalue; the smaller one has shorter vectors, and a smaller √n.
+        # BᵀB and BBᵀ have the same largest eigenvalue; the smaller one has shorter
+        # vectors, and a smaller √n.
         sides = _smaller_sides(network, pairs)
-        self._from_start = Sweep(network, last, only={pair for pair in pairs if sides[pair][0]})
-        self._from_end = Sweep(network, last, only={pair for pair in pairs if not sides[pair][0]})
+        self._from_start = Sweep(
+            network, last, only={pair for pair in pairs if sides[pair][0]}
+        )
+        self._from_end = Sweep(
+            network, last, only={pair for pair in pairs if not sides[pair][0]}
+        )
 
     def advance(self, processes: Mapping[Pair, Process]) -> None:
         """One step of all pairs."""
         start, end = self._from_start, self._from_end
-        _advance(processes, start.starts, start.adjoint(start.forward(_vectors(processes, start.starts))))
-        _advance(processes, end.ends, end.forward(end.adjoint(_vectors(processes, end.ends))))
+        _advance(
+            processes,
+            start.starts,
+            start.adjoint(start.forward(_vectors(processes, start.starts))),
+        )
+        _advance(
+            processes, end.ends, end.forward(end.adjoint(_vectors(processes, end.ends)))
+        )
 
 
-def _vectors(processes: Mapping[Pair, Process], rows: Mapping[int, Sequence[Pair]]) -> dict[int, Tensor]:
+def _vectors(
+    processes: Mapping[Pair, Process], rows: Mapping[int, Sequence[Pair]]
+) -> dict[int, Tensor]:
     """By site, one row for each of its pairs: the vector of its process."""
     vectors = {}
     for site, pairs in rows.items():
@@ -207,7 +249,9 @@ def _vectors(processes: Mapping[Pair, Process], rows: Mapping[int, Sequence[Pair
 
 
 def _advance(
-    processes: Mapping[Pair, Process], rows: Mapping[int, Sequence[Pair]], images: Mapping[int, Tensor]
+    processes: Mapping[Pair, Process],
+    rows: Mapping[int, Sequence[Pair]],
+    images: Mapping[int, Tensor],
 ) -> None:
     """Take in the rows of A q; a process that is done ignores its own."""
     for site, pairs in rows.items():

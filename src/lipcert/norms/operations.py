@@ -15,10 +15,12 @@ _LARGEST_SIDE = 4096
 
 def operation_norm(op: LinearOp) -> float:
     """An upper bound on ‖A‖₂ from the matrices that an operation names; infinite if it names none."""
-    # Every pair of a factor and matrices is a proof of its own: the smallest bound counts.
+    # Every pair of a factor and matrices is a proof of its own: the smallest bound
+    # counts.
     best = inf
     for factor, matrices in op.norm_proofs():
-        # Groups act on different channels, blocks of one diagonal: the largest of their norms is that of all.
+        # Groups act on different channels, blocks of one diagonal: the largest of their
+        # norms is that of all.
         largest = max(_matrix_norm(matrix) for matrix in matrices)
         best = min(best, round_up(sqrt(factor) * largest, 4))
     return best

@@ -51,11 +51,18 @@ class Plan:
         return max(sum(self.work.values()), 1.0)
 
 
-def make_plan(network: Network, pairs: Sequence[Pair], last: int, options: NormOptions, guide: Guide | None) -> Plan:
+def make_plan(
+    network: Network,
+    pairs: Sequence[Pair],
+    last: int,
+    options: NormOptions,
+    guide: Guide | None,
+) -> Plan:
     """Proofs for all norms if all are small enough; otherwise what costs less, as precise as the constants need."""
     costs = path_costs(network, pairs)
     proved, inflated = _divided(network, pairs, last, options, guide, costs)
-    # By the union bound all hold together if each fails with this part of the probability.
+    # By the union bound all hold together if each fails with this part of the
+    # probability.
     probability = options.failure_probability / max(len(inflated), 1)
     goals, work, memory = {}, {}, 0
     for pair in proved:
@@ -82,13 +89,16 @@ def _divided(
     # Small enough for a proof, which does not mean that a proof is cheaper.
     provable = set(gram.provable(network, pairs, options.dense_limit, options.memory))
     if guide is None:
-        return sorted(provable), {pair: options.inflation for pair in pairs if pair not in provable}
+        return sorted(provable), {
+            pair: options.inflation for pair in pairs if pair not in provable
+        }
     everything = len(provable) == len(pairs)
     tolerance = _NEGLIGIBLE if everything else _LEFT_TO_PRODUCTS * options.inflation
     weights = weigh(guide, pairs, last, tolerance, options.memory)
     if everything:
         return list(weights), {}
-    # If one norm is randomised, so is the bound, and there is nothing to lose by iterating others that cost less so.
+    # If one norm is randomised, so is the bound, and there is nothing to lose by
+    # iterating others that cost less so.
     proved, iterated = [], {}
     for pair in weights:
         usual = lanczos.cost(_USUAL_STEPS, costs[pair], lanczos.order(network, pair))
@@ -111,22 +121,32 @@ class Forecast:
         return f"about {timedelta(seconds=max(1, round(self.seconds)))}, {shown_bytes(self.memory)}"
 
 
-def forecast(network: Network, plan: Plan, options: NormOptions, processes: int = 1) -> Forecast | None:
+def forecast(
+    network: Network, plan: Plan, options: NormOptions, processes: int = 1
+) -> Forecast | None:
     """Time and memory of a plan, from a short measurement; None if it is done in no time.
 
     Refuses what does not fit into the memory.
     """
     if plan.memory <= options.memory and plan.total < _LITTLE_WORK:
         return None
-    expected = Forecast(plan.total / _speed(network) / processes, max(plan.memory, options.memory))
-    # The forecast comes first: whoever is refused learns how long it would have taken, too.
+    expected = Forecast(
+        plan.total / _speed(network) / processes, max(plan.memory, options.memory)
+    )
+    # The forecast comes first: whoever is refused learns how long it would have taken,
+    # too.
     if plan.memory > options.memory:
         raise TooLargeError(
             f"a norm of this network takes {shown_bytes(plan.memory)}, and {shown_bytes(options.memory)} may be used "
             f"(all norms: {expected}); give more memory (NormOptions(memory=…), --max-memory), allow a larger "
             "inflation (NormOptions(inflation=0.05)), use the method naive, or look at an estimate"
         )
-    _LOG.info("norms: %d proved, %d by Lanczos, %s expected", len(plan.proved), len(plan.goals), expected)
+    _LOG.info(
+        "norms: %d proved, %d by Lanczos, %s expected",
+        len(plan.proved),
+        len(plan.goals),
+        expected,
+    )
     return expected
 
 
@@ -135,7 +155,9 @@ def _speed(network: Network) -> float:
     """Multiplications per second, from a few rows that travel from the input to the output."""
     (work,) = path_costs(network, [(network.depth + 1, 0)]).values()
     # The first round loads kernels and fills caches; the time of the second one counts.
-    x = torch.ones(_ROWS, *network.input_shape, dtype=network.dtype, device=network.device)
+    x = torch.ones(
+        _ROWS, *network.input_shape, dtype=network.dtype, device=network.device
+    )
     for some in (x[:1], x):
         began = perf_counter()
         for rows in network.push(0, some):

@@ -62,17 +62,26 @@ def _hard_sigmoid(x: Tensor, alpha: float, beta: float) -> Tensor:
 
 @operator("HardSigmoid")
 def hard_sigmoid(node: OnnxNode) -> Step:
-    return node.step(_hard_sigmoid, alpha=node.attribute("alpha", 0.2), beta=node.attribute("beta", 0.5))
+    return node.step(
+        _hard_sigmoid,
+        alpha=node.attribute("alpha", 0.2),
+        beta=node.attribute("beta", 0.5),
+    )
 
 
 @operator("PRelu")
 def prelu(node: OnnxNode) -> Step:
     slope = node.needed(1)
     channels = node.x.shape[1]
-    # ONNX aligns shapes from the right: beside (B, C, H, W), (C, 1, 1) is a slope per channel, (C,) one per column.
-    per_channel = slope.dim() == node.x.dim() - 1 and slope.numel() == slope.shape[0] == channels
+    # ONNX aligns shapes from the right: beside (B, C, H, W), (C, 1, 1) is a slope per
+    # channel, (C,) one per column.
+    per_channel = (
+        slope.dim() == node.x.dim() - 1 and slope.numel() == slope.shape[0] == channels
+    )
     if slope.numel() != 1 and not per_channel:
-        raise RefusalError(f"its slope has the shape {tuple(slope.shape)}, expected one or one per channel")
+        raise RefusalError(
+            f"its slope has the shape {tuple(slope.shape)}, expected one or one per channel"
+        )
     return node.step(F.prelu, {"weight": slope.reshape(-1)})
 
 
@@ -112,9 +121,12 @@ def softmax(node: OnnxNode) -> Step:
 @operator("Cast")
 def cast(node: OnnxNode) -> Step:
     kinds = {1: torch.float32, 11: torch.float64}
-    # A cast to fewer bits is no Lipschitz map; one to the type that is there already changes nothing.
+    # A cast to fewer bits is no Lipschitz map; one to the type that is there already
+    # changes nothing.
     if kinds.get(node.attribute("to")) != node.x.dtype:
-        raise RefusalError(f"it makes {node.x.dtype} another type, which is not supported; remove it")
+        raise RefusalError(
+            f"it makes {node.x.dtype} another type, which is not supported; remove it"
+        )
     return node.step(torch.clone)
 
 
@@ -132,17 +144,27 @@ def binary(node: OnnxNode) -> Step:
     function = _BINARY[node.kind]
     left, right = node.inputs
     if isinstance(left, Tensor) and isinstance(right, Tensor):
-        # Of other ranks, broadcasting would align the batch of one with another axis of the other.
-        if left.shape[0] != node.batch or right.shape[0] != node.batch or left.dim() != right.dim():
+        # Of other ranks, broadcasting would align the batch of one with another axis of
+        # the other.
+        if (
+            left.shape[0] != node.batch
+            or right.shape[0] != node.batch
+            or left.dim() != right.dim()
+        ):
             raise RefusalError("its inputs do not have the batch as their first axis")
         return node.step(function)
     constant, activation = (right, left) if isinstance(left, Tensor) else (left, right)
     if not isinstance(activation, Tensor) or constant is None:
         raise RefusalError("an input is missing")
     other = torch.from_numpy(np.array(constant)).to(activation.dtype)
-    # (1, C) or (C,) is the same for every row; (B, C) would be a different constant for each.
-    if other.dim() > activation.dim() or (other.dim() == activation.dim() and other.shape[0] != 1):
-        raise RefusalError(f"a constant of shape {tuple(other.shape)} treats the rows of a batch differently")
+    # (1, C) or (C,) is the same for every row; (B, C) would be a different constant for
+    # each.
+    if other.dim() > activation.dim() or (
+        other.dim() == activation.dim() and other.shape[0] != 1
+    ):
+        raise RefusalError(
+            f"a constant of shape {tuple(other.shape)} treats the rows of a batch differently"
+        )
     # 5 − x and 5 / x: the step takes activations first.
     if node.kind in ("Sub", "Div") and constant is left:
         return node.step(_reversed, {"other": other}, function=function)

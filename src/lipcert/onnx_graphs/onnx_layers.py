@@ -27,7 +27,9 @@ def gemm(node: OnnxNode) -> Step:
     bias = node.tensor(2)
     if bias is not None:
         # C may be a number, (out,) or (1, out).
-        bias = (bias * node.attribute("beta", 1.0)).broadcast_to(1, len(weight))[0].clone()
+        bias = (
+            (bias * node.attribute("beta", 1.0)).broadcast_to(1, len(weight))[0].clone()
+        )
     return node.step(F.linear, {"weight": weight.contiguous(), "bias": bias})
 
 
@@ -40,7 +42,8 @@ def matmul(node: OnnxNode) -> Step:
     if not isinstance(node.inputs[0], Tensor):
         other = torch.from_numpy(node.inputs[0].copy()).to(_activation(node).dtype)  # type: ignore[union-attr]
         return node.step(_from_left, {"other": other})
-    # A product of two activations. Whether it has a rule is decided when the module is captured.
+    # A product of two activations. Whether it has a rule is decided when the module is
+    # captured.
     if isinstance(node.inputs[1], Tensor):
         return node.step(torch.matmul)
     weight = node.needed(1)
@@ -64,14 +67,22 @@ def convolution(node: OnnxNode) -> Step:
         raise RefusalError(f"it has {rank} spatial axes, expected 1 to 3")
     shape = window(node, list(weight.shape[2:]))
     tensors = {"weight": weight, "bias": node.tensor(2)}
-    options: dict[str, Any] = {"stride": shape.stride, "dilation": shape.dilation, "groups": node.attribute("group", 1)}
+    options: dict[str, Any] = {
+        "stride": shape.stride,
+        "dilation": shape.dilation,
+        "groups": node.attribute("group", 1),
+    }
     # torch pads alike on both sides; uneven padding is a step before the convolution.
     if shape.is_symmetric:
         return node.step(_CONVOLUTIONS[rank], tensors, padding=shape.before, **options)
-    return node.step(padded, tensors, function=_CONVOLUTIONS[rank], pads=shape.torch_pads, **options)
+    return node.step(
+        padded, tensors, function=_CONVOLUTIONS[rank], pads=shape.torch_pads, **options
+    )
 
 
-def _cropped(x: Tensor, function: Any, crop: list[tuple[int, int]], **options: Any) -> Tensor:
+def _cropped(
+    x: Tensor, function: Any, crop: list[tuple[int, int]], **options: Any
+) -> Tensor:
     y: Tensor = function(x, **options)
     for axis, (before, after) in enumerate(crop, start=2):
         # Padding of a transposed convolution removes entries of its result.
@@ -96,7 +107,9 @@ def transposed_convolution(node: OnnxNode) -> Step:
         return node.step(_TRANSPOSED[rank], tensors, padding=shape.before, **options)
     # torch crops alike on both sides; the rest is cut off here.
     crop = list(zip(shape.before, shape.after, strict=True))
-    return node.step(_cropped, tensors, function=_TRANSPOSED[rank], crop=crop, **options)
+    return node.step(
+        _cropped, tensors, function=_TRANSPOSED[rank], crop=crop, **options
+    )
 
 
 @operator("BatchNormalization")
@@ -104,5 +117,9 @@ def batch_normalization(node: OnnxNode) -> Step:
     # Statistics of the batch would mix its rows.
     node.only(training_mode=0, spatial=1)
     places = {"weight": 1, "bias": 2, "running_mean": 3, "running_var": 4}
-    tensors: dict[str, Tensor | None] = {name: node.needed(place) for name, place in places.items()}
-    return node.step(F.batch_norm, tensors, training=False, eps=node.attribute("epsilon", 1e-5))
+    tensors: dict[str, Tensor | None] = {
+        name: node.needed(place) for name, place in places.items()
+    }
+    return node.step(
+        F.batch_norm, tensors, training=False, eps=node.attribute("epsilon", 1e-5)
+    )

@@ -23,7 +23,11 @@ class Step(nn.Module):
     """A function of some activations; its constants are buffers, so that they are part of the model."""
 
     def __init__(
-        self, kind: str, function: Function, tensors: dict[str, Tensor | None], options: dict[str, Any]
+        self,
+        kind: str,
+        function: Function,
+        tensors: dict[str, Tensor | None],
+        options: dict[str, Any],
     ) -> None:
         super().__init__()
         self.kind, self.function, self.options = kind, function, options
@@ -59,7 +63,9 @@ class OnnxNode:
         """The sample of the first input, an activation."""
         first = self.inputs[0]
         if not isinstance(first, Tensor):
-            raise RefusalError("its first input is a constant and another one is not; write it the other way round")
+            raise RefusalError(
+                "its first input is a constant and another one is not; write it the other way round"
+            )
         return first
 
     def attribute(self, name: str, default: Any = None) -> Any:
@@ -71,7 +77,9 @@ class OnnxNode:
             return None
         value = self.inputs[place]
         if isinstance(value, Tensor):
-            raise RefusalError(f"input {place} depends on the input of the network, expected a constant")
+            raise RefusalError(
+                f"input {place} depends on the input of the network, expected a constant"
+            )
         return value
 
     def tensor(self, place: int) -> Tensor | None:
@@ -99,20 +107,33 @@ class OnnxNode:
     def axis(self, axis: int, rank: int | None = None) -> int:
         """An axis, counted from the front; never that of the batch."""
         rank = self.x.dim() if rank is None else rank
-        # Axis 0 is the batch: a network whose rows depend on each other has no radius for one of them.
+        # Axis 0 is the batch: a network whose rows depend on each other has no radius
+        # for one of them.
         place = axis + rank if axis < 0 else axis
         if not 0 < place < rank:
-            what = "the batch axis" if place == 0 else f"axis {axis}, which does not exist"
-            raise RefusalError(f"it works on {what}; rows of a batch have to stay apart")
+            what = (
+                "the batch axis" if place == 0 else f"axis {axis}, which does not exist"
+            )
+            raise RefusalError(
+                f"it works on {what}; rows of a batch have to stay apart"
+            )
         return place
 
     def only(self, **attributes: Any) -> None:
         """Refuse attributes with other values than these."""
         for name, value in attributes.items():
             if self.attribute(name, value) != value:
-                raise RefusalError(f"{name} is {self.attribute(name)}, expected {value}")
+                raise RefusalError(
+                    f"{name} is {self.attribute(name)}, expected {value}"
+                )
 
-    def step(self, function: Function, tensors: dict[str, Tensor | None] | None = None, /, **options: Any) -> Step:
+    def step(
+        self,
+        function: Function,
+        tensors: dict[str, Tensor | None] | None = None,
+        /,
+        **options: Any,
+    ) -> Step:
         return Step(self.kind, function, tensors or {}, options)
 
 

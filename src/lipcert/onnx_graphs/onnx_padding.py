@@ -29,22 +29,33 @@ class Window:
     def torch_pads(self) -> list[int]:
         """As torch.nn.functional.pad takes them: from the last axis on."""
         pads: list[int] = []
-        for before, after in zip(reversed(self.before), reversed(self.after), strict=True):
+        for before, after in zip(
+            reversed(self.before), reversed(self.after), strict=True
+        ):
             pads += [before, after]
         return pads
 
 
-def padded(x: Tensor, function: Any, pads: list[int], value: float = 0.0, **options: Any) -> Tensor:
+def padded(
+    x: Tensor, function: Any, pads: list[int], value: float = 0.0, **options: Any
+) -> Tensor:
     """The function of the padded input."""
     y: Tensor = function(F.pad(x, pads, value=value), **options)
     return y
 
 
-def window(node: OnnxNode, kernel: list[int], transposed: list[int] | None = None) -> Window:
+def window(
+    node: OnnxNode, kernel: list[int], transposed: list[int] | None = None
+) -> Window:
     """The window of a node; of a transposed convolution with this output padding."""
     rank = len(kernel)
-    if list(node.attribute("kernel_shape", kernel)) != kernel or node.x.dim() != rank + 2:
-        raise RefusalError(f"kernel_shape is {node.attribute('kernel_shape')}, the weights and the input say otherwise")
+    if (
+        list(node.attribute("kernel_shape", kernel)) != kernel
+        or node.x.dim() != rank + 2
+    ):
+        raise RefusalError(
+            f"kernel_shape is {node.attribute('kernel_shape')}, the weights and the input say otherwise"
+        )
     stride = list(node.attribute("strides", [1] * rank))
     dilation = list(node.attribute("dilations", [1] * rank))
     pads = list(node.attribute("pads", [0] * 2 * rank))
@@ -61,7 +72,8 @@ def window(node: OnnxNode, kernel: list[int], transposed: list[int] | None = Non
             # The extent of a kernel of 3 with dilation 2 is 5.
             size, extent = node.x.shape[k + 2], (kernel[k] - 1) * dilation[k] + 1
             if transposed is None:
-                # SAME: ceil(size/stride) windows, which reach over (that − 1)·stride + extent entries.
+                # SAME: ceil(size/stride) windows, which reach over (that − 1)·stride +
+                # extent entries.
                 total = max((-(-size // stride[k]) - 1) * stride[k] + extent - size, 0)
             else:
                 result = size * stride[k] if wanted is None else wanted[-rank:][k]

@@ -1,5 +1,6 @@
 """Activations that exporters write as several nodes, such as x·sigmoid(x): products of two branches have no Lipschitz
-constant, but these have. They are read as one node; whether that is right, onnxruntime says."""
+constant, but these have. They are read as one node; whether that is right, onnxruntime
+says."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ def _doubled_gelu(x: Tensor) -> Tensor:
 
 _ERRORS = ("Add(1,Erf(Div(x,1.41421)))", "Add(1,Erf(Mul(0.707107,x)))")
 PATTERNS: dict[str, Any] = {
-    # the expression, with the operands of sums and products in alphabetical order: the function
+    # the expression, with the operands of sums and products in alphabetical order: the
+    # function
     "Mul(Sigmoid(x),x)": F.silu,
     "Mul(Tanh(Softplus(x)),x)": F.mish,
     "Div(x,Add(1,Abs(x)))": F.softsign,
@@ -46,7 +48,8 @@ class _Expressions:
         if name == x:
             return "x"
         if name in self.numbers:
-            # Six digits: √2 of an exporter in float32 and in float64 is 1.41421 in both.
+            # Six digits: √2 of an exporter in float32 and in float64 is 1.41421 in
+            # both.
             return f"{self.numbers[name]:.6g}"
         node = self.nodes.get(name)
         if node is None or depth == 0:
@@ -61,7 +64,8 @@ class _Expressions:
         """The pattern that ends in a node, and the value that it is a function of."""
         for operand in node.input:
             before = self.nodes.get(operand)
-            # x is an operand itself, as in x·σ(x), or one step before, as in (0.5·x)·(1 + erf(…)).
+            # x is an operand itself, as in x·σ(x), or one step before, as in (0.5·x)·(1
+            # + erf(…)).
             for x in (operand, *(before.input if before is not None else ())):
                 if x not in self.numbers:
                     kind = self.text(node.output[0], x)
@@ -70,7 +74,9 @@ class _Expressions:
         return None
 
 
-def with_patterns(nodes: Sequence[Any], constants: Mapping[str, Array], output: str) -> list[Any]:
+def with_patterns(
+    nodes: Sequence[Any], constants: Mapping[str, Array], output: str
+) -> list[Any]:
     """The nodes that the output depends on, with one node for every pattern."""
     from onnx import helper
 
@@ -88,11 +94,17 @@ def with_patterns(nodes: Sequence[Any], constants: Mapping[str, Array], output: 
     return _needed_for(replaced, output)
 
 
-def _single_numbers(nodes: Sequence[Any], constants: Mapping[str, Array]) -> dict[str, float]:
+def _single_numbers(
+    nodes: Sequence[Any], constants: Mapping[str, Array]
+) -> dict[str, float]:
     """Constants with one entry, in the file or as nodes."""
     from onnx import numpy_helper
 
-    numbers = {name: float(array.reshape(-1)[0]) for name, array in constants.items() if array.size == 1}
+    numbers = {
+        name: float(array.reshape(-1)[0])
+        for name, array in constants.items()
+        if array.size == 1
+    }
     for node in nodes:
         for attribute in node.attribute:
             if node.op_type == "Constant" and attribute.name == "value":

@@ -24,21 +24,38 @@ def _pool_window(node: OnnxNode) -> tuple[int, Window]:
 
 def _fits(shape: Window) -> bool:
     """Whether torch takes this padding: alike on both sides and at most half a window."""
-    return shape.is_symmetric and all(2 * pad <= size for pad, size in zip(shape.before, shape.kernel, strict=True))
+    return shape.is_symmetric and all(
+        2 * pad <= size for pad, size in zip(shape.before, shape.kernel, strict=True)
+    )
 
 
 @operator("MaxPool")
 def max_pool(node: OnnxNode) -> Step:
     rank, shape = _pool_window(node)
-    options = {"stride": shape.stride, "dilation": shape.dilation, "ceil_mode": bool(node.attribute("ceil_mode", 0))}
+    options = {
+        "stride": shape.stride,
+        "dilation": shape.dilation,
+        "ceil_mode": bool(node.attribute("ceil_mode", 0)),
+    }
     if _fits(shape):
-        return node.step(_MAX[rank], kernel_size=shape.kernel, padding=shape.before, **options)
+        return node.step(
+            _MAX[rank], kernel_size=shape.kernel, padding=shape.before, **options
+        )
     # −∞ never is the largest entry of a window.
     pads, low = shape.torch_pads, float("-inf")
-    return node.step(padded, function=_MAX[rank], pads=pads, value=low, kernel_size=shape.kernel, **options)
+    return node.step(
+        padded,
+        function=_MAX[rank],
+        pads=pads,
+        value=low,
+        kernel_size=shape.kernel,
+        **options,
+    )
 
 
-def _counted_mean(x: Tensor, share: Tensor, function: Any, pads: list[int], **options: Any) -> Tensor:
+def _counted_mean(
+    x: Tensor, share: Tensor, function: Any, pads: list[int], **options: Any
+) -> Tensor:
     """The mean over what is no padding: of every window, the share of entries that count is constant."""
     y: Tensor = function(F.pad(x, pads), **options)
     return y / share
@@ -49,19 +66,35 @@ def average_pool(node: OnnxNode) -> Step:
     rank, shape = _pool_window(node)
     if shape.dilation != [1] * rank:
         raise RefusalError(f"dilations are {shape.dilation}, expected 1")
-    ceil, counted = bool(node.attribute("ceil_mode", 0)), bool(node.attribute("count_include_pad", 0))
+    ceil, counted = (
+        bool(node.attribute("ceil_mode", 0)),
+        bool(node.attribute("count_include_pad", 0)),
+    )
     options: dict[str, Any] = {"kernel_size": shape.kernel, "stride": shape.stride}
     if _fits(shape):
-        more = {"padding": shape.before, "ceil_mode": ceil, "count_include_pad": counted}
+        more = {
+            "padding": shape.before,
+            "ceil_mode": ceil,
+            "count_include_pad": counted,
+        }
         return node.step(_MEAN[rank], **options, **more)
     if ceil:
-        raise RefusalError("ceil_mode with uneven padding is not supported; pad in a node of its own")
+        raise RefusalError(
+            "ceil_mode with uneven padding is not supported; pad in a node of its own"
+        )
     if counted:
         return node.step(padded, function=_MEAN[rank], pads=shape.torch_pads, **options)
     ones = torch.ones(1, 1, *node.x.shape[2:], dtype=node.x.dtype)
-    # The mean of ones with zeros around them: the part of a window that lies inside the image.
+    # The mean of ones with zeros around them: the part of a window that lies inside the
+    # image.
     share = padded(ones, function=_MEAN[rank], pads=shape.torch_pads, **options)
-    return node.step(_counted_mean, {"share": share}, function=_MEAN[rank], pads=shape.torch_pads, **options)
+    return node.step(
+        _counted_mean,
+        {"share": share},
+        function=_MEAN[rank],
+        pads=shape.torch_pads,
+        **options,
+    )
 
 
 @operator("GlobalAveragePool")

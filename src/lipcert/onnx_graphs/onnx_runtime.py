@@ -24,7 +24,9 @@ def needed(name: str) -> ModuleType:
     try:
         return import_module(name)
     except ImportError:
-        raise ModelError(f"ONNX needs the package {name}; pip install 'lipcert[onnx]'") from None
+        raise ModelError(
+            f"ONNX needs the package {name}; pip install 'lipcert[onnx]'"
+        ) from None
 
 
 def open_session(path: Path) -> Any:
@@ -36,13 +38,19 @@ def open_session(path: Path) -> Any:
     options.intra_op_num_threads = 1
     options.log_severity_level = 3
     try:
-        return runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        return runtime.InferenceSession(
+            str(path), options, providers=["CPUExecutionProvider"]
+        )
     except Exception as error:  # onnxruntime has many kinds
         reason = str(error).strip().splitlines()[0]
-        raise ModelError(f"{path} cannot be executed by onnxruntime ({reason}); export it again") from None
+        raise ModelError(
+            f"{path} cannot be executed by onnxruntime ({reason}); export it again"
+        ) from None
 
 
-def run_session(session: Any, x: Tensor, outputs: Sequence[str], rows: int | None = None) -> list[Tensor]:
+def run_session(
+    session: Any, x: Tensor, outputs: Sequence[str], rows: int | None = None
+) -> list[Tensor]:
     """The outputs by name; `rows` at a time, if the graph has a fixed batch size."""
     name = session.get_inputs()[0].name
     pieces: list[list[Any]] = []
@@ -51,14 +59,21 @@ def run_session(session: Any, x: Tensor, outputs: Sequence[str], rows: int | Non
             pieces.append(session.run(list(outputs), {name: batch.numpy()}))
         except Exception as error:  # onnxruntime has many kinds
             reason = str(error).strip().splitlines()[0]
-            raise ModelError(f"onnxruntime cannot run the graph on {len(batch)} inputs ({reason})") from None
-    return [torch.from_numpy(np.concatenate(results)) for results in zip(*pieces, strict=True)]
+            raise ModelError(
+                f"onnxruntime cannot run the graph on {len(batch)} inputs ({reason})"
+            ) from None
+    return [
+        torch.from_numpy(np.concatenate(results))
+        for results in zip(*pieces, strict=True)
+    ]
 
 
 def difference(found: Tensor, expected: Tensor) -> float:
     """The largest difference, as a share of the largest expected value; infinite for other shapes and NaN."""
     # NaN on both sides would compare as no difference at all.
-    if found.shape != expected.shape or not bool((torch.isfinite(found) & torch.isfinite(expected)).all()):
+    if found.shape != expected.shape or not bool(
+        (torch.isfinite(found) & torch.isfinite(expected)).all()
+    ):
         return float("inf")
     largest = max(float(expected.abs().max()), 1e-6)
     return float((found.double() - expected.double()).abs().max()) / largest
@@ -69,5 +84,6 @@ def sample_inputs(rows: int, shape: Sequence[int], dtype: torch.dtype) -> list[T
     generator = torch.Generator().manual_seed(0)
     pixels = torch.rand(rows, *shape, generator=generator, dtype=dtype)
     numbers = torch.randn(rows, *shape, generator=generator, dtype=dtype)
-    # Large numbers reach the ends of saturated activations, where a wrong one differs most.
+    # Large numbers reach the ends of saturated activations, where a wrong one differs
+    # most.
     return [pixels, numbers, 20 * numbers.flip(0)]

@@ -22,7 +22,9 @@ def identity(node: OnnxNode) -> Step:
     if node.kind == "Dropout":
         training = node.constant(2)
         if training is not None and bool(np.any(training)):
-            raise RefusalError("it is in training mode; export the network in eval mode")
+            raise RefusalError(
+                "it is in training mode; export the network in eval mode"
+            )
     return node.step(_same)
 
 
@@ -33,12 +35,15 @@ def _reshaped(x: Tensor, shape: list[int]) -> Tensor:
 def _row_shape(node: OnnxNode, target: Sequence[int]) -> list[int]:
     """The shape of one row, from a shape for the sample, of which the batch has to remain the first axis."""
     try:
-        # torch works out −1; what is kept are the sizes behind the batch, so that any number of rows will do.
+        # torch works out −1; what is kept are the sizes behind the batch, so that any
+        # number of rows will do.
         shape = list(node.x.reshape(list(target)).shape)
     except RuntimeError:
         shape = []
     if not shape or shape[0] != node.batch:
-        raise RefusalError(f"it makes {tuple(node.x.shape)} {tuple(target)}; the batch has to stay the first axis")
+        raise RefusalError(
+            f"it makes {tuple(node.x.shape)} {tuple(target)}; the batch has to stay the first axis"
+        )
     return shape[1:]
 
 
@@ -77,7 +82,10 @@ def squeeze(node: OnnxNode) -> Step:
     if axes is None:
         axes = [k for k, size in enumerate(node.x.shape) if size == 1 and k > 0]
     left = {node.axis(axis) for axis in axes}
-    return node.step(_reshaped, shape=[size for k, size in enumerate(node.x.shape) if k > 0 and k not in left])
+    return node.step(
+        _reshaped,
+        shape=[size for k, size in enumerate(node.x.shape) if k > 0 and k not in left],
+    )
 
 
 @operator("Unsqueeze")
@@ -93,7 +101,8 @@ def unsqueeze(node: OnnxNode) -> Step:
 
 def _joined(*x: Tensor, dim: int, places: list[int], **others: Tensor) -> Tensor:
     """Activations at some places, constants, made as long as the batch, at the others."""
-    # Constants keep their order, and each activation is put in at its place, from the front.
+    # Constants keep their order, and each activation is put in at its place, from the
+    # front.
     pieces: list[Tensor] = list(others.values())
     for place, piece in zip(places, x, strict=True):
         pieces.insert(place, piece)
@@ -113,9 +122,13 @@ def concat(node: OnnxNode) -> Step:
         if isinstance(value, Tensor):
             places.append(k)
         elif value is not None and value.shape[:1] == (1,):
-            tensors[f"constant_{k}"] = torch.from_numpy(np.array(value)).to(samples[0].dtype)
+            tensors[f"constant_{k}"] = torch.from_numpy(np.array(value)).to(
+                samples[0].dtype
+            )
         else:
-            raise RefusalError(f"the constant {k} fixes the size of the batch, expected one row")
+            raise RefusalError(
+                f"the constant {k} fixes the size of the batch, expected one row"
+            )
     return node.step(_joined, tensors, dim=axis, places=places)
 
 
@@ -141,12 +154,17 @@ def pad(node: OnnxNode) -> Step:
     # torch lists pairs from the last axis on.
     for k in range(rank - 1, 0, -1):
         listed += [before[k], after[k]]
-    # torch pads by reflection only along as many axes as are spatial: channels must not be listed.
+    # torch pads by reflection only along as many axes as are spatial: channels must not
+    # be listed.
     while len(listed) > 2 and listed[-2:] == [0, 0]:
         listed = listed[:-2]
     if mode == "constant":
         fill = node.constant(2)
-        value = float(fill.reshape(-1)[0]) if fill is not None else float(node.attribute("value", 0.0))
+        value = (
+            float(fill.reshape(-1)[0])
+            if fill is not None
+            else float(node.attribute("value", 0.0))
+        )
         return node.step(F.pad, pad=listed, value=value)
     modes = {"reflect": "reflect", "edge": "replicate", "wrap": "circular"}
     if mode not in modes:
@@ -171,7 +189,8 @@ def slices(node: OnnxNode) -> Step:
     chosen, index = [], []
     for axis, start, end, stride in zip(axes, starts, ends, steps, strict=True):
         size = node.x.shape[axis]
-        # Python cuts off ends such as 2^63 − 1 and understands negative ones, as ONNX does.
+        # Python cuts off ends such as 2^63 − 1 and understands negative ones, as ONNX
+        # does.
         places = list(range(size))[slice(start, end, stride)]
         if places == list(range(size)):
             continue
@@ -187,7 +206,9 @@ def gather(node: OnnxNode) -> Step:
     if places is None:
         raise RefusalError("its indices are missing")
     size = node.x.shape[axis]
-    index = [int(place) + size if place < 0 else int(place) for place in places.reshape(-1)]
+    index = [
+        int(place) + size if place < 0 else int(place) for place in places.reshape(-1)
+    ]
     # Indices of shape () remove the axis, (2, 3) make two of it.
     shape = [*node.x.shape[1:axis], *places.shape, *node.x.shape[axis + 1 :]]
     return node.step(_gathered, axis=axis, index=index, shape=shape)

@@ -50,14 +50,18 @@ class Drawings:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def _draw(self, name: str, run: RunFolder | None, label: str, figure: Figure) -> Drawn:
+    def _draw(
+        self, name: str, run: RunFolder | None, label: str, figure: Figure
+    ) -> Drawn:
         # Files of several runs lie in one folder.
         name = f"{name}-{_slug(run.name)}" if run else name
         figure.draw_without_rendering()
         figure.set_layout_engine("none")  # once is enough for all files
         save_figure(figure, self.folder / name)
         # Ids must be unique in the page, and every figure begins to count at 1.
-        svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", inline_svg(figure, label))
+        svg = re.sub(
+            r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", inline_svg(figure, label)
+        )
         return Drawn(run.name if run else "", svg, f"{self.folder.name}/{name}")
 
     def accuracy(self, runs: Sequence[RunFolder]) -> None:
@@ -66,7 +70,10 @@ class Drawings:
         for run in runs:
             name = run.name if len(runs) > 1 else "certified"
             # Shares of all inputs: wrong predictions are in the denominator only.
-            curves[name] = (run.certificates.radius[run.certificates.correct].numpy(), len(run.certificates))
+            curves[name] = (
+                run.certificates.radius[run.certificates.correct].numpy(),
+                len(run.certificates),
+            )
             points[name] = [(0.0, run.clean, "clean")]
             for epsilon in run.summary.epsilons:
                 standing = run.attacked_at(epsilon)
@@ -81,11 +88,20 @@ class Drawings:
         end = float(np.max(radii[np.isfinite(radii)], initial=0.0)) or 1.0
         result = []
         for run in runs:
-            figure = radius_histogram(run.certificates.radius.numpy(), run.certificates.correct.numpy())
+            figure = radius_histogram(
+                run.certificates.radius.numpy(), run.certificates.correct.numpy()
+            )
             figure.set_size_inches(*_HALF)
             _legend_below(figure)
             figure.axes[0].set_xlim(0, end)
-            result.append(self._draw("radii", run, f"Distribution of the certified radii of {run.name}", figure))
+            result.append(
+                self._draw(
+                    "radii",
+                    run,
+                    f"Distribution of the certified radii of {run.name}",
+                    figure,
+                )
+            )
         return result
 
     def contributions(self, run: RunFolder) -> Drawn:
@@ -100,24 +116,43 @@ class Drawings:
         figure = contributions(shares)
         # Networks with many sites need the height that they have.
         figure.set_size_inches(_HALF[0], max(2.6, figure.get_figheight()))
-        return self._draw("contributions", run, f"Contribution of each layer, {run.name}", figure)
+        return self._draw(
+            "contributions", run, f"Contribution of each layer, {run.name}", figure
+        )
 
     def pairwise(self, run: RunFolder) -> Drawn:
         assert run.pairwise is not None
         figure = heat_map(run.pairwise, run.class_names)
         figure.set_size_inches(*_SQUARE)
-        return self._draw("pairwise", run, f"Constants of all pairs of classes, {run.name}", figure)
+        return self._draw(
+            "pairwise", run, f"Constants of all pairs of classes, {run.name}", figure
+        )
 
     def training(self, run: RunFolder) -> list[Drawn]:
         """Constants, losses and accuracies over the epochs, as far as they were recorded."""
         drawn = []
-        for panel in sorted(training_curves(run.metrics), key=lambda panel: _TRAINING.index(panel.name)):
+        for panel in sorted(
+            training_curves(run.metrics), key=lambda panel: _TRAINING.index(panel.name)
+        ):
             if not panel.curves:
                 continue
-            figure = lines(panel.curves, "epoch", panel.quantity, percent=panel.percent, logarithmic=panel.logarithmic)
+            figure = lines(
+                panel.curves,
+                "epoch",
+                panel.quantity,
+                percent=panel.percent,
+                logarithmic=panel.logarithmic,
+            )
             _legend_below(figure)
             figure.set_size_inches(*_THIRD)
-            drawn.append(self._draw(panel.name, run, f"{panel.quantity} over the epochs, {run.name}", figure))
+            drawn.append(
+                self._draw(
+                    panel.name,
+                    run,
+                    f"{panel.quantity} over the epochs, {run.name}",
+                    figure,
+                )
+            )
         return drawn
 
 
@@ -128,7 +163,9 @@ def data_uri(image: NDArray[np.float32]) -> str:
     # Rounded, not cut off: k/255 comes back as k.
     pixels = np.clip(np.rint(image * 255), 0, 255).astype(np.uint8)
     buffer = io.BytesIO()
-    Image.fromarray(pixels.transpose(1, 2, 0) if len(pixels) == 3 else pixels[0]).save(buffer, "PNG")
+    Image.fromarray(pixels.transpose(1, 2, 0) if len(pixels) == 3 else pixels[0]).save(
+        buffer, "PNG"
+    )
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 

@@ -57,7 +57,8 @@ def _origin(run: RunFolder) -> Origin:
     }
     known = {}
     for name, value in rows.items():
-        # A row without a value says nothing; the section names what is missing as a whole.
+        # A row without a value says nothing; the section names what is missing as a
+        # whole.
         if value not in (None, ""):
             known[name] = str(value)
     return known

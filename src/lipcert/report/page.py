@@ -23,7 +23,8 @@ def write_report(folders: Sequence[str | Path], out: str | Path | None = None) -
 
     A run with a twin inside its folder is compared with it.
     """
-    # Folders are read before anything is written; the page is written last, when its figures are there.
+    # Folders are read before anything is written; the page is written last, when its
+    # figures are there.
     runs = read_runs(folders)
     target = Path(folders[0] if out is None else out)
     drawings = Drawings(target / FIGURES)
@@ -61,7 +62,8 @@ def _render(material: Material) -> str:
 
 def _lead(runs: Sequence[RunFolder]) -> list[str]:
     """The headline in plain words: what the first run reaches, and how the others compare."""
-    # All sentences are about one ε, also those on other runs, so that figures can be compared.
+    # All sentences are about one ε, also those on other runs, so that figures can be
+    # compared.
     run, epsilon = runs[0], runs[0].summary.epsilons[0]
     trained = f" trained by {run.loss}" if run.loss else ""
     median = float(run.certificates.radius.median())
@@ -72,9 +74,13 @@ def _lead(runs: Sequence[RunFolder]) -> list[str]:
         f"radius of {median:.3g} or more."
     ]
     if run.distance is not None:
-        standing, around = percent(run.attacked_at(epsilon), 1), around_attacked(run, epsilon)
+        standing, around = (
+            percent(run.attacked_at(epsilon), 1),
+            around_attacked(run, epsilon),
+        )
         same = ""
-        # Shares of different inputs do not compare: beside a part stand the figures of the same part.
+        # Shares of different inputs do not compare: beside a part stand the figures of
+        # the same part.
         if around is not None and len(run.distance) < len(run.certificates):
             same = f" ({percent(around[0], 1)} of these are certified, {percent(around[1], 1)} right)"
         sentences.append(

@@ -1,7 +1,8 @@
 """The sections of the page, in their order: an anchor, a title, a template, and what the template shows.
 
-A section is a function of the material that returns what its template needs. To add one, write that function here and,
-unless "figures.html.j2" draws it already, a template in the folder beside.
+A section is a function of the material that returns what its template needs. To add
+one, write that function here and, unless "figures.html.j2" draws it already, a template
+in the folder beside.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class Material:
     def any_attacked(self) -> bool:
         return any(run.distance is not None for run in self.runs)
 
-    def absent(self, what: str, name: str, there: Callable[[RunFolder], bool]) -> list[str]:
+    def absent(
+        self, what: str, name: str, there: Callable[[RunFolder], bool]
+    ) -> list[str]:
         """Sentences on why some runs lack something: one for all runs with the same reason."""
         by_reason: dict[str, list[str]] = {}
         for run in self.runs:
@@ -69,10 +72,14 @@ class Section:
 SECTIONS: list[Section] = []
 
 
-def section(anchor: str, title: str, template: str = "figures.html.j2") -> Callable[..., Any]:
+def section(
+    anchor: str, title: str, template: str = "figures.html.j2"
+) -> Callable[..., Any]:
     """Decorator: the function is the content of the next section of the page."""
 
-    def register(content: Callable[[Material], Content]) -> Callable[[Material], Content]:
+    def register(
+        content: Callable[[Material], Content],
+    ) -> Callable[[Material], Content]:
         # The order of the page is that of the functions in this file.
         SECTIONS.append(Section(anchor, title, template, content))
         return content
@@ -80,9 +87,15 @@ def section(anchor: str, title: str, template: str = "figures.html.j2") -> Calla
     return register
 
 
-def _figures(text: str, groups: Sequence[tuple[str, Sequence[Drawn]]], absent: Sequence[str] = ()) -> Content:
+def _figures(
+    text: str, groups: Sequence[tuple[str, Sequence[Drawn]]], absent: Sequence[str] = ()
+) -> Content:
     """What figures.html.j2 shows: a paragraph, groups of figures with their titles, and what is left out."""
-    return {"text": text, "groups": [group for group in groups if group[1]], "absent": absent}
+    return {
+        "text": text,
+        "groups": [group for group in groups if group[1]],
+        "absent": absent,
+    }
 
 
 @section("runs", "The runs", "runs.html.j2")
@@ -107,7 +120,9 @@ def accuracy_section(material: Material) -> Content:
         "colours": run_colours(material.runs),
         "any_attacked": material.any_attacked,
         "local": local,
-        "absent": material.absent("Accuracy under attack is", "attacks", lambda run: run.distance is not None),
+        "absent": material.absent(
+            "Accuracy under attack is", "attacks", lambda run: run.distance is not None
+        ),
     }
 
 
@@ -127,11 +142,19 @@ def contributions_section(material: Material) -> Content:
         "naive bound multiplies norms, so that all of it passes through the last nonlinearity; LipLT also lets the "
         "linear part of every nonlinearity pass."
     )
-    drawn = [material.drawings.contributions(run) for run in material.runs if run.contributions]
-    absent = material.absent("The contributions are", "bound", lambda run: bool(run.contributions))
+    drawn = [
+        material.drawings.contributions(run)
+        for run in material.runs
+        if run.contributions
+    ]
+    absent = material.absent(
+        "The contributions are", "bound", lambda run: bool(run.contributions)
+    )
     # Runs without any contributions have their sentence already.
     absent += material.absent(
-        "The naive method is", "constants", lambda run: run.constants is not None or not run.contributions
+        "The naive method is",
+        "constants",
+        lambda run: run.constants is not None or not run.contributions,
     )
     return _figures(text, [("", drawn)], absent)
 
@@ -142,8 +165,14 @@ def pairwise_section(material: Material) -> Content:
         "How fast the difference between two logits can change, guaranteed. A margin divided by this constant is a "
         "radius."
     )
-    drawn = [material.drawings.pairwise(run) for run in material.runs if run.pairwise is not None]
-    absent = material.absent("The constants are", "bound", lambda run: run.pairwise is not None)
+    drawn = [
+        material.drawings.pairwise(run)
+        for run in material.runs
+        if run.pairwise is not None
+    ]
+    absent = material.absent(
+        "The constants are", "bound", lambda run: run.pairwise is not None
+    )
     return _figures(text, [("", drawn)], absent)
 
 
@@ -153,16 +182,26 @@ def training_section(material: Material) -> Content:
         "Over the epochs. Constants and certified accuracies are estimates here, by power iteration: only the figures "
         "above are certified."
     )
-    groups = [(run.name, material.drawings.training(run)) for run in material.runs if run.metrics]
-    absent = material.absent("The training is", "metrics", lambda run: bool(run.metrics))
+    groups = [
+        (run.name, material.drawings.training(run))
+        for run in material.runs
+        if run.metrics
+    ]
+    absent = material.absent(
+        "The training is", "metrics", lambda run: bool(run.metrics)
+    )
     return {**_figures(text, groups, absent), "layout": "three"}
 
 
 @section("gallery", "Images", "gallery.html.j2")
 def gallery_section(material: Material) -> Content:
     return {
-        "galleries": [(run.name, _gallery(run)) for run in material.runs if run.gallery],
-        "absent": material.absent("The images are", "gallery", lambda run: bool(run.gallery)),
+        "galleries": [
+            (run.name, _gallery(run)) for run in material.runs if run.gallery
+        ],
+        "absent": material.absent(
+            "The images are", "gallery", lambda run: bool(run.gallery)
+        ),
     }
 
 
@@ -174,7 +213,8 @@ def _gallery(run: RunFolder) -> list[tuple[str, list[Content]]]:
         for picture in run.gallery:
             if picture.example.group == group:
                 cards.append(_card(picture, run.class_names))
-        # A group without pictures, such as wrong predictions of a perfect network, has no title either.
+        # A group without pictures, such as wrong predictions of a perfect network, has
+        # no title either.
         if cards:
             groups.append((title, cards))
     return groups
@@ -203,5 +243,7 @@ def _card(picture: Picture, names: Sequence[str]) -> Content:
 def repeat_section(material: Material) -> Content:
     return {
         "origins": origins(material.runs),
-        "absent": material.absent("The environment is", "environment", lambda run: run.environment is not None),
+        "absent": material.absent(
+            "The environment is", "environment", lambda run: run.environment is not None
+        ),
     }

@@ -11,10 +11,12 @@ from lipcert.runs import RunFolder
 def compare(runs: Sequence[RunFolder]) -> TextTable:
     """Clean, attacked and certified accuracies at every ε of any run, radii, constants and times.
 
-    Attacked accuracies are shares of the inputs attacked; if these are fewer than those certified, a column says so,
-    and the certified and the clean share of the same inputs stand around them.
+    Attacked accuracies are shares of the inputs attacked; if these are fewer than those
+    certified, a column says so, and the certified and the clean share of the same
+    inputs stand around them.
     """
-    # Columns are those of all runs together: a run that was not made for an ε still has a certified share at it.
+    # Columns are those of all runs together: a run that was not made for an ε still has
+    # a certified share at it.
     every_epsilon: set[float] = set()
     attacked = partly = False
     for run in runs:
@@ -35,7 +37,9 @@ def compare(runs: Sequence[RunFolder]) -> TextTable:
     return TextTable("", columns, rows, words=4)
 
 
-def _row(run: RunFolder, epsilons: Sequence[float], attacked: bool, partly: bool) -> list[str]:
+def _row(
+    run: RunFolder, epsilons: Sequence[float], attacked: bool, partly: bool
+) -> list[str]:
     """The cells of one run; `attacked` and `partly` say which columns there are."""
     cells = [run.name, run.model, run.loss or NOTHING, run.data, percent(run.clean)]
     if partly:
@@ -54,11 +58,18 @@ def _row(run: RunFolder, epsilons: Sequence[float], attacked: bool, partly: bool
 def _attacked(run: RunFolder, epsilon: float) -> str:
     """The share that attacks leave standing; of a part, between the certified and the clean share of the same."""
     around = around_attacked(run, epsilon)
-    # Certified ≤ attacked ≤ clean holds for the same inputs only; of all of them, the columns show it.
-    if around is None or run.distance is None or len(run.distance) == len(run.certificates):
+    # Certified ≤ attacked ≤ clean holds for the same inputs only; of all of them, the
+    # columns show it.
+    if (
+        around is None
+        or run.distance is None
+        or len(run.distance) == len(run.certificates)
+    ):
         return percent(run.attacked_at(epsilon))
     certified, clean = around
-    return f"{percent(certified)} ≤ {percent(run.attacked_at(epsilon))} ≤ {percent(clean)}"
+    return (
+        f"{percent(certified)} ≤ {percent(run.attacked_at(epsilon))} ≤ {percent(clean)}"
+    )
 
 
 def around_attacked(run: RunFolder, epsilon: float) -> tuple[float, float] | None:

@@ -16,7 +16,14 @@ from lipcert.runs import RunFolder
 
 WIDTH, HEIGHT = 760, 390
 LEFT, RIGHT, TOP, BOTTOM = 56, 24, 14, 36
-FRAME = {"WIDTH": WIDTH, "HEIGHT": HEIGHT, "LEFT": LEFT, "RIGHT": RIGHT, "TOP": TOP, "BOTTOM": BOTTOM}
+FRAME = {
+    "WIDTH": WIDTH,
+    "HEIGHT": HEIGHT,
+    "LEFT": LEFT,
+    "RIGHT": RIGHT,
+    "TOP": TOP,
+    "BOTTOM": BOTTOM,
+}
 """Where the axes are, in the units of the SVG."""
 _LARGEST = 1e300
 """Stands for infinity, which JSON has not."""
@@ -51,25 +58,47 @@ def slider(runs: Sequence[RunFolder]) -> Slider:
     curves, series, clean = [], [], []
     for run, colour in zip(runs, colours, strict=True):
         numbers = _sorted_distances(run)
-        # Certified at ε: of all inputs, the correct ones whose radius is not yet passed.
-        certified = _survival(numbers.radii, len(run.certificates), len(numbers.radii), scale)
-        curves.append(Curve("certified", colour, _path(certified), _points(run, run.certified_at, scale)))
+        # Certified at ε: of all inputs, the correct ones whose radius is not yet
+        # passed.
+        certified = _survival(
+            numbers.radii, len(run.certificates), len(numbers.radii), scale
+        )
+        curves.append(
+            Curve(
+                "certified",
+                colour,
+                _path(certified),
+                _points(run, run.certified_at, scale),
+            )
+        )
         if numbers.attacked:
-            standing = _survival(numbers.distances, numbers.attacked, numbers.survivors, scale)
-            # One run: colours tell certified from attacked. Several: they tell the runs apart.
+            standing = _survival(
+                numbers.distances, numbers.attacked, numbers.survivors, scale
+            )
+            # One run: colours tell certified from attacked. Several: they tell the runs
+            # apart.
             shade = MEANING["attacked"] if len(runs) == 1 else colour
-            curves.append(Curve("attacked", shade, _path(standing), _points(run, run.attacked_at, scale)))
+            curves.append(
+                Curve(
+                    "attacked",
+                    shade,
+                    _path(standing),
+                    _points(run, run.attacked_at, scale),
+                )
+            )
         series.append(numbers.as_dict(len(run.certificates)))
         clean.append((scale.y(run.clean), colour))
     area = ""
-    # There along one curve, back along the other: what is neither certified nor refuted.
+    # There along one curve, back along the other: what is neither certified nor
+    # refuted.
     if len(runs) == 1 and len(curves) == 2:
         area = _path([*certified, *reversed(standing)]) + "Z"
     numbers_for_page = {
         "runs": series,
         "end": scale.end,
         "start": runs[0].summary.epsilons[0],
-        # As in `attacks.fooled`: PGD ends on the sphere, up to rounding, and the page has to count alike.
+        # As in `attacks.fooled`: PGD ends on the sphere, up to rounding, and the page
+        # has to count alike.
         "slack": 1 + ON_SPHERE,
         "left": LEFT,
         "right": WIDTH - RIGHT,
@@ -104,8 +133,9 @@ class _Scale:
 class _SortedDistances:
     """Sorted radii of correct predictions, and sorted distances of those that were fooled at any distance.
 
-    survivors: correct predictions among the `attacked` inputs, fooled at some distance or not at all.
-    attacked_radii: sorted radii of these, so that shares of the same inputs stand side by side.
+    survivors: correct predictions among the `attacked` inputs, fooled at some distance
+    or not at all. attacked_radii: sorted radii of these, so that shares of the same
+    inputs stand side by side.
     """
 
     radii: NDArray[np.float64]
@@ -121,7 +151,9 @@ class _SortedDistances:
             "distances": self.distances.tolist(),
             "survivors": self.survivors,
             "attacked": self.attacked,
-            "attacked_radii": self.attacked_radii.tolist() if self.attacked < count else [],
+            "attacked_radii": self.attacked_radii.tolist()
+            if self.attacked < count
+            else [],
         }
 
 
@@ -132,15 +164,21 @@ def _sorted_distances(run: RunFolder) -> _SortedDistances:
     # A wrong prediction needs no attack: it is not standing at any ε.
     distances = run.distance[run.attacked.correct].numpy()
     fooled = np.sort(distances[np.isfinite(distances)])
-    return _SortedDistances(radii, fooled, len(distances), len(run.attacked), _sorted_radii(run.attacked))
+    return _SortedDistances(
+        radii, fooled, len(distances), len(run.attacked), _sorted_radii(run.attacked)
+    )
 
 
 def _sorted_radii(certificates: Certificates) -> NDArray[np.float64]:
     """Of correct predictions."""
-    return np.sort(np.minimum(certificates.radius[certificates.correct].numpy(), _LARGEST))
+    return np.sort(
+        np.minimum(certificates.radius[certificates.correct].numpy(), _LARGEST)
+    )
 
 
-def _points(run: RunFolder, share: Callable[[float], float | None], scale: _Scale) -> list[tuple[float, float]]:
+def _points(
+    run: RunFolder, share: Callable[[float], float | None], scale: _Scale
+) -> list[tuple[float, float]]:
     """Where the run's own sizes of perturbations are on a curve."""
     points = []
     for epsilon in run.summary.epsilons:
@@ -163,7 +201,9 @@ def _end(runs: Sequence[RunFolder]) -> float:
     return 1.02 * max(largest)
 
 
-def _survival(values: NDArray[np.float64], count: int, start: int, scale: _Scale) -> list[tuple[float, float]]:
+def _survival(
+    values: NDArray[np.float64], count: int, start: int, scale: _Scale
+) -> list[tuple[float, float]]:
     """The points of a falling staircase, at most one step for each tenth of a pixel."""
     shown = values[values <= scale.end]
     x = np.round(LEFT + (WIDTH - LEFT - RIGHT) * shown / scale.end, 1)
@@ -171,7 +211,10 @@ def _survival(values: NDArray[np.float64], count: int, start: int, scale: _Scale
     # Across to the step, then down by all that fall in the same tenth of a pixel.
     for place, fallen in zip(*np.unique(x, return_counts=True), strict=True):
         start -= int(fallen)
-        points += [(float(place), points[-1][1]), (float(place), scale.y(start / count))]
+        points += [
+            (float(place), points[-1][1]),
+            (float(place), scale.y(start / count)),
+        ]
     return [*points, (float(WIDTH - RIGHT), points[-1][1])]
 
 
@@ -182,5 +225,7 @@ def _path(points: Sequence[tuple[float, float]]) -> str:
 def _ticks(end: float) -> list[float]:
     from matplotlib.ticker import MaxNLocator
 
-    proposed = MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]).tick_values(0, end)  # some of them beyond the axis
+    proposed = MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]).tick_values(
+        0, end
+    )  # some of them beyond the axis
     return [float(value) for value in proposed if 0 <= value <= end]

@@ -13,13 +13,25 @@ import torch
 
 from lipcert.data import Dataset
 
-_PACKAGES = ("lipcert", "torch", "numpy", "scipy", "safetensors", "lightning-fabric", "kornia", "scikit-learn")
+_PACKAGES = (
+    "lipcert",
+    "torch",
+    "numpy",
+    "scipy",
+    "safetensors",
+    "lightning-fabric",
+    "kornia",
+    "scikit-learn",
+)
 
 
-def environment(dataset: Dataset, data_dir: str | Path | None, seed: int | None) -> dict[str, Any]:
+def environment(
+    dataset: Dataset, data_dir: str | Path | None, seed: int | None
+) -> dict[str, Any]:
     """The facts that go into environment.json; the seed is that of a training, if there was one."""
     return {
-        # Facts that may explain another result. Only the checksum of the data is compared when a run goes on.
+        # Facts that may explain another result. Only the checksum of the data is
+        # compared when a run goes on.
         "command": sys.argv, "seed": seed, "versions": _versions(), "python": platform.python_version(),
         "system": platform.system(), "machine": platform.machine(), "processor": _processor(),
         "cores": os.cpu_count(), "threads": torch.get_num_threads(),
@@ -50,5 +62,9 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:  # not Linux
         lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    names = (
+        line.partition(":")[2].strip()
+        for line in lines
+        if line.startswith("model name")
+    )
     return next(names, platform.processor() or platform.machine())

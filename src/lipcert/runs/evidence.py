@@ -49,9 +49,13 @@ def attack_inputs(
     index = torch.arange(count) * len(test) // count
     attacked = take(certificates, index)
     # Raises if a certificate is contradicted; attacks.csv is then not written.
-    distance = cross_check(model, test.take(index), attacked, epsilons, folder, index, progress)
+    distance = cross_check(
+        model, test.take(index), attacked, epsilons, folder, index, progress
+    )
     write_attacks(folder / ATTACKS, index, distance, epsilons)
-    return [attacked_accuracy(attacked.correct, distance, epsilon) for epsilon in epsilons]
+    return [
+        attacked_accuracy(attacked.correct, distance, epsilon) for epsilon in epsilons
+    ]
 
 
 def attacked_accuracy(correct: Tensor, distance: Tensor, epsilon: float) -> float:
@@ -59,7 +63,9 @@ def attacked_accuracy(correct: Tensor, distance: Tensor, epsilon: float) -> floa
     return float((correct & ~fooled(distance, epsilon)).double().mean())
 
 
-def write_attacks(path: Path, index: Tensor, distance: Tensor, epsilons: Sequence[float]) -> None:
+def write_attacks(
+    path: Path, index: Tensor, distance: Tensor, epsilons: Sequence[float]
+) -> None:
     """One row per attacked input: how far the closest image found is, and whether there is one within each ε."""
     header = ["idx", "distance"]
     columns = [index.tolist(), distance.tolist()]
@@ -81,23 +87,37 @@ def read_attacks(path: Path) -> tuple[Tensor, Tensor]:
         for row in rows:
             index.append(int(row[0]))
             distances.append(float(row[1]))
-        # Ascending, so that the last index is the largest: readers compare it with the number of certificates.
-        if header[:2] != ["idx", "distance"] or not rows or index != sorted(set(index)) or index[0] < 0:
-            raise ValueError("expected the columns idx and distance, and rows of ascending idx")
+        # Ascending, so that the last index is the largest: readers compare it with the
+        # number of certificates.
+        if (
+            header[:2] != ["idx", "distance"]
+            or not rows
+            or index != sorted(set(index))
+            or index[0] < 0
+        ):
+            raise ValueError(
+                "expected the columns idx and distance, and rows of ascending idx"
+            )
         if any(map(isnan, distances)):
             raise ValueError("a distance is not a number")
     except (ValueError, IndexError) as error:
-        raise DataError(f"{path} is damaged ({error}); certify the model again") from None
+        raise DataError(
+            f"{path} is damaged ({error}); certify the model again"
+        ) from None
     return torch.tensor(index), torch.tensor(distances, dtype=torch.float64)
 
 
-def write_constants(loaded: LoadedModel, bound: Bound, folder: Path, progress: Progress) -> None:
+def write_constants(
+    loaded: LoadedModel, bound: Bound, folder: Path, progress: Progress
+) -> None:
     """The mean pairwise constant and the contribution of every site, by the naive method and by that of the bound.
 
-    Both are guaranteed. What is there already is kept if it belongs to the same weights and method.
+    Both are guaranteed. What is there already is kept if it belongs to the same weights
+    and method.
     """
     path = folder / CONSTANTS
-    # The naive bound of a large network takes minutes. It is not computed again for the same weights.
+    # The naive bound of a large network takes minutes. It is not computed again for the
+    # same weights.
     identity = {"fingerprint": bound.facts.fingerprint, "method": bound.method}
     try:
         stored = json.loads(path.read_text())
@@ -107,7 +127,9 @@ def write_constants(loaded: LoadedModel, bound: Bound, folder: Path, progress: P
     except (OSError, ValueError, KeyError):
         pass
     target = find_target("pairwise")
-    naive = bound_network(loaded.network, find_method("naive"), [target], progress=progress)[target.name]
+    naive = bound_network(
+        loaded.network, find_method("naive"), [target], progress=progress
+    )[target.name]
     sites = {name: _site_kind(loaded.model, name) for name in bound.facts.sites}
     methods = {naive.method: _constant(naive), bound.method: _constant(bound)}
     write_json(path, {**identity, "sites": sites, "methods": methods})
@@ -132,10 +154,13 @@ def _site_kind(model: nn.Module, site: str) -> str:
         return ""
 
 
-def write_gallery(model: nn.Module, test: Split, certificates: Certificates, folder: Path) -> list[Example]:
+def write_gallery(
+    model: nn.Module, test: Split, certificates: Certificates, folder: Path
+) -> list[Example]:
     """The images of the most and the least robust correct predictions, and of wrong ones with large radii.
 
-    Each with the closest image with another prediction that DDN finds, in the range of pixels.
+    Each with the closest image with another prediction that DDN finds, in the range of
+    pixels.
     """
     chosen = _choose(certificates)
     # Grey or coloured: nothing else can be shown.
@@ -152,23 +177,37 @@ def write_gallery(model: nn.Module, test: Split, certificates: Certificates, fol
         other = model(attack.adversarial).argmax(1)
     examples = []
     for k, (place, group) in enumerate(chosen):
-        numbers = (int(shown.label[k]), int(shown.prediction[k]), float(shown.radius[k]))
-        nearest = (float(attack.distance[k]), int(other[k])) if attack.success[k] else ()
+        numbers = (
+            int(shown.label[k]),
+            int(shown.prediction[k]),
+            float(shown.radius[k]),
+        )
+        nearest = (
+            (float(attack.distance[k]), int(other[k])) if attack.success[k] else ()
+        )
         examples.append(Example(group, place, *numbers, *nearest))
     with replace_file(folder / GALLERY) as temporary:
-        save_file({"images": x.contiguous(), "adversarial": attack.adversarial.contiguous()}, temporary)
+        save_file(
+            {"images": x.contiguous(), "adversarial": attack.adversarial.contiguous()},
+            temporary,
+        )
     return examples
 
 
 def _choose(certificates: Certificates) -> list[tuple[int, str]]:
     """Indices of the images to show, with the group each belongs to."""
-    # Stable: of equal radii the first stays first, and the gallery is the same every time.
+    # Stable: of equal radii the first stays first, and the gallery is the same every
+    # time.
     order = certificates.radius.argsort(descending=True, stable=True)
     # Both lists fall in radius; what is most robust is left out of the least.
     right = order[certificates.correct[order]].tolist()
     wrong = order[~certificates.correct[order]].tolist()
     most, others = right[:_SHOWN], right[_SHOWN:]
-    groups = {"most robust": most, "least robust": others[::-1][:_SHOWN], "wrong": wrong[:_SHOWN_WRONG]}
+    groups = {
+        "most robust": most,
+        "least robust": others[::-1][:_SHOWN],
+        "wrong": wrong[:_SHOWN_WRONG],
+    }
     chosen = []
     for group, members in groups.items():
         for index in members:

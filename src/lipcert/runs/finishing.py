@@ -41,10 +41,13 @@ class Task:
     """Whether the processes of `torchrun` divide the norms and the inputs."""
 
 
-def finish_folder(loaded: LoadedModel, task: Task, folder: Path, progress: Progress) -> Summary:
+def finish_folder(
+    loaded: LoadedModel, task: Task, folder: Path, progress: Progress
+) -> Summary:
     """Bound, certify and attack a model; writes everything but the summary, which is returned.
 
-    Goes on where an interrupted one stopped: what is in the folder already, and belongs to this model, is used again.
+    Goes on where an interrupted one stopped: what is in the folder already, and belongs
+    to this model, is used again.
     """
     began = time.perf_counter()
     # Certificates first: what follows attacks them or shows them.
@@ -52,7 +55,16 @@ def finish_folder(loaded: LoadedModel, task: Task, folder: Path, progress: Progr
     certified = time.perf_counter()
     local = None
     if task.local_norm is not None:
-        names = (loaded, task.dataset, bound, task.local_norm, task.epsilons, len(certificates), folder, progress)
+        names = (
+            loaded,
+            task.dataset,
+            bound,
+            task.local_norm,
+            task.epsilons,
+            len(certificates),
+            folder,
+            progress,
+        )
         local = certify_locally(*names)
     bounded = time.perf_counter()
     # Only what was certified: the same inputs in the same order.
@@ -60,15 +72,21 @@ def finish_folder(loaded: LoadedModel, task: Task, folder: Path, progress: Progr
     attacked = min(task.attacked, len(test))
     # The larger the radii that attacks have to respect, the stricter the test.
     judged = larger_radii(certificates, local, task.local_norm or 2)
-    # `executed` is what was certified, sums in parts and float64 included, not the model as it was trained.
-    standing = attack_inputs(loaded.executed, test, judged, task.epsilons, attacked, folder, progress)
+    # `executed` is what was certified, sums in parts and float64 included, not the
+    # model as it was trained.
+    standing = attack_inputs(
+        loaded.executed, test, judged, task.epsilons, attacked, folder, progress
+    )
     write_constants(loaded, bound, folder, progress)
     gallery = write_gallery(loaded.executed, test, certificates, folder)
     accuracies = []
     for epsilon, left in zip(task.epsilons, standing, strict=True):
         share = None if local is None else local.certified_accuracy(epsilon)
-        accuracies.append(Accuracy(epsilon, certificates.certified_accuracy(epsilon), left, share))
-    # From here on nothing is written. The caller writes the summary last: it says that all else is there.
+        accuracies.append(
+            Accuracy(epsilon, certificates.certified_accuracy(epsilon), left, share)
+        )
+    # From here on nothing is written. The caller writes the summary last: it says that
+    # all else is there.
     summary = _described(loaded, task.dataset, bound, certificates, tuple(accuracies))
     ended = time.perf_counter()
     return replace(
@@ -111,23 +129,38 @@ def _described(
     )
 
 
-def certify_test(loaded: LoadedModel, task: Task, folder: Path, progress: Progress) -> tuple[Bound, Certificates]:
+def certify_test(
+    loaded: LoadedModel, task: Task, folder: Path, progress: Progress
+) -> tuple[Bound, Certificates]:
     """The bound of the model and the certificates of the first test inputs, both in the folder.
 
-    What is there already of both is used again. A folder with certificates of something else is refused unchanged.
+    What is there already of both is used again. A folder with certificates of something
+    else is refused unchanged.
     """
     with sharing_work(task.shared):
         return _certify_test(loaded, task, folder, progress)
 
 
-def _certify_test(loaded: LoadedModel, task: Task, folder: Path, progress: Progress) -> tuple[Bound, Certificates]:
+def _certify_test(
+    loaded: LoadedModel, task: Task, folder: Path, progress: Progress
+) -> tuple[Bound, Certificates]:
     path, test = folder / CERTIFICATES, task.dataset.test
-    # Everything that rows depend on besides the weights: rows of another method must not be continued.
-    origin = f"{task.dataset.name} {task.dataset.checksum} {loaded.execution} {task.method}"
-    # Before the bound, which may take hours: a folder that cannot be continued is refused at once.
+    # Everything that rows depend on besides the weights: rows of another method must
+    # not be continued.
+    origin = (
+        f"{task.dataset.name} {task.dataset.checksum} {loaded.execution} {task.method}"
+    )
+    # Before the bound, which may take hours: a folder that cannot be continued is
+    # refused at once.
     check_continues(path, fingerprint(loaded.network), origin)
     bound = stored_bound(
-        loaded.model, loaded.network, folder / BOUND, progress, task.method, task.fit, earlier=loaded.earlier
+        loaded.model,
+        loaded.network,
+        folder / BOUND,
+        progress,
+        task.method,
+        task.fit,
+        earlier=loaded.earlier,
     )
     certificates = certify_to_csv(
         Certifier(loaded.network, bound, loaded.longest_sum),

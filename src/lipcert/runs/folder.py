@@ -52,7 +52,8 @@ class Picture:
 class RunFolder:
     """The contents of a run folder, or of a folder that `lipcert certify` has written.
 
-    attacked, distance: the attacked inputs, and how far the closest images found with another prediction are; None if
+    attacked, distance: the attacked inputs, and how far the closest images found with
+    another prediction are; None if
         no input was attacked.
     constants: means and contributions by method. bound: what the certificates rest on.
     missing: the parts that are not there, by name, each with the reason.
@@ -105,7 +106,10 @@ class RunFolder:
     def contributions(self) -> dict[str, dict[str, float]]:
         """The contribution of every site to the mean constant, by method."""
         if self.constants is not None:
-            return {method: constant["contributions"] for method, constant in self.constants["methods"].items()}
+            return {
+                method: constant["contributions"]
+                for method, constant in self.constants["methods"].items()
+            }
         if self.bound is not None:
             return {self.bound.method: self.bound.contributions}
         return {}
@@ -139,14 +143,21 @@ def read_runs(folders: Sequence[str | Path]) -> list[RunFolder]:
         run = read_run(folder)
         runs.append(run)
         if (folder / TWIN / SUMMARY).exists():
-            runs.append(replace(read_run(folder / TWIN), name=f"{run.name} (standard)", twin=True))
+            runs.append(
+                replace(
+                    read_run(folder / TWIN), name=f"{run.name} (standard)", twin=True
+                )
+            )
     counts = Counter(run.name for run in runs)
     for k, run in enumerate(runs):
         if counts[run.name] > 1:
-            # Names are the keys of tables and legends: two runs called "run" would be one.
+            # Names are the keys of tables and legends: two runs called "run" would be
+            # one.
             runs[k] = replace(run, name=f"{run.name} ({run.folder})")
     if len({run.name for run in runs}) < len(runs):
-        raise DataError(f"a run is given twice: {', '.join(run.name for run in runs)}; name every folder once")
+        raise DataError(
+            f"a run is given twice: {', '.join(run.name for run in runs)}; name every folder once"
+        )
     return runs
 
 
@@ -156,7 +167,9 @@ def read_run(folder: Path) -> RunFolder:
     certificates = _certificates(folder, summary)
     optional = _Optional(folder)
     attacked, distance = None, None
-    attacks = optional.read("attacks", ATTACKS, lambda path: _attacks(path, certificates))
+    attacks = optional.read(
+        "attacks", ATTACKS, lambda path: _attacks(path, certificates)
+    )
     if attacks is not None:
         attacked, distance = attacks
     identity = summary.fingerprint
@@ -170,7 +183,8 @@ def read_run(folder: Path) -> RunFolder:
         optional.read("constants", CONSTANTS, lambda path: _constants(path, identity)),
         optional.read("bound", f"{BOUND}.json", lambda path: _bound(path, identity)),
         optional.read("metrics", METRICS, lambda _: read_metrics(folder)) or [],
-        optional.read("gallery", GALLERY, lambda path: _gallery(path, summary.gallery)) or [],
+        optional.read("gallery", GALLERY, lambda path: _gallery(path, summary.gallery))
+        or [],
         optional.read("environment", ENVIRONMENT, read_object),
         optional.read("config", CONFIG, lambda path: path.read_text("utf-8")),
         optional.missing,
@@ -202,7 +216,9 @@ def _certificates(folder: Path, summary: Summary) -> Certificates:
     try:
         certificates = read_certificates(path, summary.guarantee)
     except (OSError, ValueError, LipcertError) as error:
-        raise DataError(f"{path} cannot be read ({error}); certify the model again") from None
+        raise DataError(
+            f"{path} cannot be read ({error}); certify the model again"
+        ) from None
     if len(certificates) == 0:
         raise DataError(f"{path} holds no certificates; certify the model again")
     return certificates
@@ -212,11 +228,16 @@ def _attacks(path: Path, certificates: Certificates) -> tuple[Certificates, Tens
     """The certificates of the attacked inputs, and how far the closest images found are."""
     index, distance = read_attacks(path)
     if index[-1] >= len(certificates):
-        raise ValueError(f"input {int(index[-1])} was attacked, but there are {len(certificates)} certificates")
+        raise ValueError(
+            f"input {int(index[-1])} was attacked, but there are {len(certificates)} certificates"
+        )
     attacked = take(certificates, index)
-    # Files of different runs in one folder, or a false certificate: neither may be shown side by side.
+    # Files of different runs in one folder, or a false certificate: neither may be
+    # shown side by side.
     if bool((distance < attacked.radius).any()):
-        raise ValueError("an image with another prediction lies inside a certified radius")
+        raise ValueError(
+            "an image with another prediction lies inside a certified radius"
+        )
     return attacked, distance
 
 
@@ -244,6 +265,10 @@ def _check_identity(stored: object, fingerprint: str | None) -> None:
 def _gallery(path: Path, examples: Sequence[Example]) -> list[Picture]:
     tensors = load_file(path)
     images, adversarial = tensors["images"], tensors["adversarial"]
-    if images.shape != adversarial.shape or len(images) != len(examples) or images.ndim != 4:
+    if (
+        images.shape != adversarial.shape
+        or len(images) != len(examples)
+        or images.ndim != 4
+    ):
         raise ValueError("its images do not belong to the entries of summary.json")
     return list(map(Picture, examples, images, adversarial))

@@ -38,7 +38,9 @@ class AtEpsilons:
     def guarantee(self) -> str:
         return self.bound.guarantee
 
-    def certify(self, x: Tensor, first: int = 0, label: Tensor | None = None) -> Certificates:
+    def certify(
+        self, x: Tensor, first: int = 0, label: Tensor | None = None
+    ) -> Certificates:
         """Smaller ε first: where one fails, larger ones are not tried."""
         return self.certifier.certify_at(x, sorted(self.epsilons), first, label)
 
@@ -60,7 +62,8 @@ def certify_locally(
 ) -> Certificates:
     """Local certificates of the first test inputs, in the folder; continued where they stopped."""
     test = dataset.test
-    # Radii depend on the sizes that were tried, so that they are part of what rows are of.
+    # Radii depend on the sizes that were tried, so that they are part of what rows are
+    # of.
     sizes = ",".join(f"{epsilon!r}" for epsilon in sorted(epsilons))
     origin = f"{dataset.name} {dataset.checksum} {loaded.execution} {bound.method} local {norm_name(norm)} {sizes}"
     certifier = LocalCertifier(loaded.network, tuple(loaded.input_shape), norm, bound)
@@ -75,10 +78,13 @@ def certify_locally(
     )
 
 
-def larger_radii(certificates: Certificates, local: Certificates | None, norm: float) -> Certificates:
+def larger_radii(
+    certificates: Certificates, local: Certificates | None, norm: float
+) -> Certificates:
     """What l2 attacks are to judge: the local radii where they are in l2, which are never below the others."""
     if local is None or norm != 2:
         return certificates
-    # Both are of the same execution; otherwise distances would be compared with radii of other predictions.
+    # Both are of the same execution; otherwise distances would be compared with radii
+    # of other predictions.
     assert torch.equal(certificates.prediction, local.prediction)
     return local

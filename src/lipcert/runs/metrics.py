@@ -18,7 +18,8 @@ def read_metrics(folder: Path) -> list[Record]:
     if not path.exists():
         return []
     text = path.read_text()
-    # A process that was killed may have left half a line. Without any line end rfind gives −1, and nothing is left.
+    # A process that was killed may have left half a line. Without any line end rfind
+    # gives −1, and nothing is left.
     complete = text[: text.rfind("\n") + 1]
     return [json.loads(line) for line in complete.splitlines()]
 
@@ -39,7 +40,8 @@ def metric_series(records: list[Record]) -> dict[str, tuple[list[int], list[floa
     series: dict[str, tuple[list[int], list[float]]] = {}
     for record in records:
         for name, value in flat_metrics(record).items():
-            # Certified shares are measured in some epochs only, so that every metric has epochs of its own.
+            # Certified shares are measured in some epochs only, so that every metric
+            # has epochs of its own.
             epochs, values = series.setdefault(name, ([], []))
             epochs.append(record["epoch"])
             values.append(value)

@@ -16,12 +16,15 @@ from lipcert.runs.summary import Summary, read_summary
 class Pretrained(CertifiedClassifier):
     """A certified classifier that was trained here: x ↦ (logits, radius), for pixels in [0, 1].
 
-    name: that of its preset. summary: what it reached on the test split, by guaranteed bounds.
+    name: that of its preset. summary: what it reached on the test split, by guaranteed
+    bounds.
     """
 
     def __init__(self, name: str, loaded: LoadedModel, summary: Summary) -> None:
         if loaded.earlier is None:
-            raise ModelError(f"the bound of {name} is missing from this installation; install lipcert again")
+            raise ModelError(
+                f"the bound of {name} is missing from this installation; install lipcert again"
+            )
         # Checks that the shipped bound belongs to the shipped weights.
         super().__init__(loaded.network, loaded.earlier, loaded.longest_sum)
         self.name, self.summary = name, summary

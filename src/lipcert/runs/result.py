@@ -14,11 +14,13 @@ from lipcert.shown import Shown
 class Run(Shown):
     """A finished run.
 
-    summary: clean and certified accuracies, by guaranteed bounds. metrics: one record per epoch, with estimates.
-    standard: the twin that was trained by cross-entropy alone, if there is one.
+    summary: clean and certified accuracies, by guaranteed bounds. metrics: one record
+    per epoch, with estimates. standard: the twin that was trained by cross-entropy
+    alone, if there is one.
 
-    It shows its accuracies as a table. `plot` draws losses, accuracies and mean constants over the epochs, and
-    `to_pandas` has the metrics, one row per epoch; constants and certified shares in both are estimates.
+    It shows its accuracies as a table. `plot` draws losses, accuracies and mean
+    constants over the epochs, and `to_pandas` has the metrics, one row per epoch;
+    constants and certified shares in both are estimates.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
@@ -36,7 +38,9 @@ class Run(Shown):
 
     def __repr__(self) -> str:
         summary = self.summary
-        certified = ", ".join(f"{entry.certified:.2%} at ε = {entry.epsilon:.4g}" for entry in summary.at)
+        certified = ", ".join(
+            f"{entry.certified:.2%} at ε = {entry.epsilon:.4g}" for entry in summary.at
+        )
         return (
             f"Run({str(self.folder)!r}, {summary.model} on {summary.data_title}, {summary.loss}, "
             f"clean {summary.clean:.2%}, certified {certified})"

@@ -41,8 +41,8 @@ class Example:
 class Summary:
     """What a run has reached, by guaranteed bounds.
 
-    Of a model that was certified without being trained here, name, loss, epochs and seed are None. A run folder of an
-    earlier version may lack more.
+    Of a model that was certified without being trained here, name, loss, epochs and
+    seed are None. A run folder of an earlier version may lack more.
 
     Example:
         >>> summary = lipcert.pretrained("digits").summary
@@ -100,7 +100,9 @@ class Summary:
     def as_dict(self) -> dict[str, Any]:
         """Plain values, without those that are not known."""
         # A missing name reads back as its default, None.
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        return {
+            name: value for name, value in asdict(self).items() if value is not None
+        }
 
     def write(self, folder: Path) -> None:
         write_json(folder / SUMMARY, self.as_dict())
@@ -112,11 +114,17 @@ class Summary:
         # A newer version may have written names that this one does not know.
         chosen = {name: value for name, value in values.items() if name in known}
         chosen["at"] = tuple(Accuracy(**entry) for entry in values["at"])
-        chosen["gallery"] = tuple(Example(**entry) for entry in values.get("gallery", ()))
+        chosen["gallery"] = tuple(
+            Example(**entry) for entry in values.get("gallery", ())
+        )
         chosen["class_names"] = tuple(values.get("class_names", ()))
         summary = cls(**chosen)
         # JSON of Python has NaN and Infinity, which would pass as accuracies.
-        shares = [float(share) for entry in summary.at for share in (entry.epsilon, entry.certified)]
+        shares = [
+            float(share)
+            for entry in summary.at
+            for share in (entry.epsilon, entry.certified)
+        ]
         if not shares or not all(isfinite(share) for share in shares):
             raise ValueError("it has no accuracies")
         return summary
@@ -129,11 +137,15 @@ def read_summary(folder: Path) -> Summary:
         remedy = "give a run folder"
         if (folder / CONFIG).exists():
             remedy = f"finish it with lipcert train --resume {folder}"
-        raise DataError(f"{folder} holds no finished run: {SUMMARY} is missing; {remedy}")
+        raise DataError(
+            f"{folder} holds no finished run: {SUMMARY} is missing; {remedy}"
+        )
     try:
         return Summary.from_dict(read_object(path))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} is damaged ({type(error).__name__}: {error}); certify the model again") from None
+        raise DataError(
+            f"{path} is damaged ({type(error).__name__}: {error}); certify the model again"
+        ) from None
 
 
 def read_object(path: Path) -> dict[str, Any]:

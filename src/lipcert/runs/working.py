@@ -28,7 +28,8 @@ def new_folder(name: str, run_dir: str | Path | None) -> Path:
     for n in count(1):
         folder = Path("runs") / f"{name}-{n}"
         try:
-            # Made without asking: of two processes that start together one makes it, the other takes the next number.
+            # Made without asking: of two processes that start together one makes it,
+            # the other takes the next number.
             folder.mkdir(parents=True)
         except FileExistsError:
             continue
@@ -39,10 +40,16 @@ def new_folder(name: str, run_dir: str | Path | None) -> Path:
 def check_unused(folder: Path) -> None:
     """Refuse a folder in which there is something already."""
     if (folder / CONFIG).exists():
-        raise ResumeError(f"{folder} already holds a run; continue it with --resume {folder}, or choose another folder")
+        raise ResumeError(
+            f"{folder} already holds a run; continue it with --resume {folder}, or choose another folder"
+        )
     # Half-written files of a process that was killed are no reason to refuse a folder.
-    if folder.exists() and (not folder.is_dir() or set(folder.iterdir()) - set(leftovers(folder))):
-        raise OptionError(f"{folder} exists and is not an empty folder; choose another one for the run")
+    if folder.exists() and (
+        not folder.is_dir() or set(folder.iterdir()) - set(leftovers(folder))
+    ):
+        raise OptionError(
+            f"{folder} exists and is not an empty folder; choose another one for the run"
+        )
 
 
 @contextmanager
@@ -52,28 +59,39 @@ def working_in(folder: Path) -> Iterator[None]:
     The lock of a process that was killed is gone with it.
     """
     try:
-        # Two processes that append to one file of certificates would interleave their rows.
+        # Two processes that append to one file of certificates would interleave their
+        # rows.
         with FileLock(folder / LOCK, timeout=0):
-            # Safe only under the lock: elsewhere they may be files that another process is writing.
+            # Safe only under the lock: elsewhere they may be files that another process
+            # is writing.
             for leftover in leftovers(folder):
                 leftover.unlink(missing_ok=True)
             yield
     except Timeout:
-        raise ResumeError(f"another process is working in {folder}; wait until it ends, or stop it") from None
+        raise ResumeError(
+            f"another process is working in {folder}; wait until it ends, or stop it"
+        ) from None
     except KeyboardInterrupt:
-        remedy = f"stopped; continue with: lipcert train --resume {shlex.quote(str(folder))}"
-        # The same interruption with a message, so that callers need not know the folder.
+        remedy = (
+            f"stopped; continue with: lipcert train --resume {shlex.quote(str(folder))}"
+        )
+        # The same interruption with a message, so that callers need not know the
+        # folder.
         raise KeyboardInterrupt(remedy) from None
 
 
-def keep_environment(folder: Path, dataset: Dataset, data_dir: str | Path | None, seed: int) -> None:
+def keep_environment(
+    folder: Path, dataset: Dataset, data_dir: str | Path | None, seed: int
+) -> None:
     """Write what the run depends on; refuse to continue it with other data."""
     path = folder / ENVIRONMENT
     if not path.exists():
         write_json(path, environment(dataset, data_dir, seed))
         return
     if json.loads(path.read_text())["data"]["checksum"] != dataset.checksum:
-        raise ResumeError(f"{folder} was begun with other data: the checksum of {dataset.name} differs from {path}")
+        raise ResumeError(
+            f"{folder} was begun with other data: the checksum of {dataset.name} differs from {path}"
+        )
 
 
 def data_folder(folder: Path) -> str | None:

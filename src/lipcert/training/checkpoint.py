@@ -33,7 +33,8 @@ class Position:
 class TrainingState:
     """Everything that changes during training.
 
-    Nothing else does: batches, augmentation and dropout are random functions of (seed, epoch, step).
+    Nothing else does: batches, augmentation and dropout are random functions of (seed,
+    epoch, step).
     """
 
     model: nn.Module
@@ -45,10 +46,13 @@ class TrainingState:
         result = self._module_tensors()
         for name, parameter in self._trained():
             for optimizer in self.optimizers:
-                # By the name of the parameter: Adam's own state dict numbers them, which other groups would renumber.
+                # By the name of the parameter: Adam's own state dict numbers them,
+                # which other groups would renumber.
                 for quantity, tensor in optimizer.state.get(parameter, {}).items():
                     result[f"optimizer.{name}.{quantity}"] = tensor
-        return {name: tensor.detach().cpu().contiguous() for name, tensor in result.items()}
+        return {
+            name: tensor.detach().cpu().contiguous() for name, tensor in result.items()
+        }
 
     def _module_tensors(self) -> dict[str, Tensor]:
         """Those of the model and of the estimators, not copied."""
@@ -70,11 +74,15 @@ class TrainingState:
         moments = {name for name in tensors if name.startswith("optimizer.")}
         # The first name that only one of both has.
         for name in sorted(wanted.keys() ^ (tensors.keys() - moments)):
-            raise CheckpointError(f"{path} does not fit the configuration: {name} is only on one side")
+            raise CheckpointError(
+                f"{path} does not fit the configuration: {name} is only on one side"
+            )
         for name, tensor in wanted.items():
             if tensor.shape != tensors[name].shape:
                 shapes = f"{tuple(tensors[name].shape)}, expected {tuple(tensor.shape)}"
-                raise CheckpointError(f"{path} does not fit the configuration: {name} has shape {shapes}")
+                raise CheckpointError(
+                    f"{path} does not fit the configuration: {name} has shape {shapes}"
+                )
             # In place: parameters that the optimizers hold stay the same objects.
             tensor.copy_(tensors[name])
         for optimizer in self.optimizers:
@@ -82,7 +90,8 @@ class TrainingState:
         for name, parameter in self._trained():
             state = {}
             for stored in moments:
-                # optimizer.0.weight.exp_avg: the parameter 0.weight, its quantity exp_avg.
+                # optimizer.0.weight.exp_avg: the parameter 0.weight, its quantity
+                # exp_avg.
                 owner, _, quantity = stored.removeprefix("optimizer.").rpartition(".")
                 if owner == name:
                     state[quantity] = _like(tensors[stored], parameter)
@@ -101,14 +110,21 @@ class TrainingState:
 def _like(tensor: Tensor, parameter: nn.Parameter) -> Tensor:
     """A copy, in the parameter's memory format if it has its shape."""
     if tensor.shape == parameter.shape:
-        # Sums in another memory format are rounded in another order: a resumed run would end with other weights.
+        # Sums in another memory format are rounded in another order: a resumed run
+        # would end with other weights.
         return torch.empty_like(parameter).copy_(tensor)
     return tensor.clone()
 
 
-def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], position: Position, config: str) -> None:
+def write_checkpoint(
+    path: Path, tensors: Mapping[str, Tensor], position: Position, config: str
+) -> None:
     """Replace the checkpoint as a whole; `config` is the digest of the configuration it belongs to."""
-    where = {"epoch": position.epoch, "step": position.step, "sums": dict(position.sums)}
+    where = {
+        "epoch": position.epoch,
+        "step": position.step,
+        "sums": dict(position.sums),
+    }
     metadata = {
         "lipcert.checkpoint": _FORMAT,
         "position": json.dumps(where),
@@ -116,10 +132,12 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], position: Positi
         "sha256": tensors_digest(tensors),
     }
     with replace_file(path) as temporary:
-        # Position, configuration and tensors are one file, so that they cannot belong to different moments.
+        # Position, configuration and tensors are one file, so that they cannot belong
+        # to different moments.
         save_file(dict(tensors), temporary, metadata=metadata)
         with temporary.open("rb") as file:
-            # Before the file takes the place of the last good one: after a power cut one of both is complete.
+            # Before the file takes the place of the last good one: after a power cut
+            # one of both is complete.
             os.fsync(file.fileno())
 
 
@@ -133,13 +151,22 @@ def read_checkpoint(path: Path, config: str) -> tuple[dict[str, Tensor], Positio
     except FileNotFoundError:
         raise CheckpointError(f"{path} does not exist") from None
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} is truncated or not a checkpoint ({error}); {remedy}") from None
+        raise CheckpointError(
+            f"{path} is truncated or not a checkpoint ({error}); {remedy}"
+        ) from None
     if metadata.get("lipcert.checkpoint") != _FORMAT:
-        raise CheckpointError(f"{path} is not a checkpoint of this version of lipcert; {remedy}")
+        raise CheckpointError(
+            f"{path} is not a checkpoint of this version of lipcert; {remedy}"
+        )
     if metadata.get("sha256") != tensors_digest(tensors):
-        raise CheckpointError(f"{path} is damaged: its contents do not have the checksum it states; {remedy}")
-    # Tensors would fit, and training would go on with another loss or schedule than config.toml says.
+        raise CheckpointError(
+            f"{path} is damaged: its contents do not have the checksum it states; {remedy}"
+        )
+    # Tensors would fit, and training would go on with another loss or schedule than
+    # config.toml says.
     if metadata.get("config") != config:
-        raise CheckpointError(f"{path} belongs to another configuration than config.toml beside it; {remedy}")
+        raise CheckpointError(
+            f"{path} belongs to another configuration than config.toml beside it; {remedy}"
+        )
     where = json.loads(metadata["position"])
     return tensors, Position(where["epoch"], where["step"], where["sums"])

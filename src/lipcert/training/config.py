@@ -52,15 +52,19 @@ _STEPS = 16  # how many an epoch has at least, where the size of batches is not 
 class TrainConfig(Part):
     """Everything that determines a run.
 
-    model: a network of the zoo, or module:factory. data: a name or path for `lipcert.data.load`. epsilons: in pixels in
-    [0, 1]. init_from: weights to begin with, a file or a run folder. loss: also module:function, see `OwnLoss`.
-    input_range: [−1, 1] adds a first layer that maps pixels there; radii stay in pixels. validation: so many training
-    images are kept aside and watched in place of the test split. batch_size: if not set, 512, or less for small data.
-    warmup_epochs: the first ones, trained by cross-entropy alone. classes_per_batch: 0 for no limit. clip_norm: largest
-    norm of the gradient, 0 for no limit. precision: of the forward pass, never of the constants. compare_standard: also
-    train a twin by cross-entropy alone. attack_inputs: how many test inputs are attacked at the end, evenly spread over
-    the test split. execution: the arithmetic in which the trained model is certified and attacked; in float64 rounding
-    costs nothing, in float32-split, with long sums in parts, little. note: what a reader of the results has to know.
+    model: a network of the zoo, or module:factory. data: a name or path for
+    `lipcert.data.load`. epsilons: in pixels in [0, 1]. init_from: weights to begin
+    with, a file or a run folder. loss: also module:function, see `OwnLoss`.
+    input_range: [−1, 1] adds a first layer that maps pixels there; radii stay in
+    pixels. validation: so many training images are kept aside and watched in place of
+    the test split. batch_size: if not set, 512, or less for small data. warmup_epochs:
+    the first ones, trained by cross-entropy alone. classes_per_batch: 0 for no limit.
+    clip_norm: largest norm of the gradient, 0 for no limit. precision: of the forward
+    pass, never of the constants. compare_standard: also train a twin by cross-entropy
+    alone. attack_inputs: how many test inputs are attacked at the end, evenly spread
+    over the test split. execution: the arithmetic in which the trained model is
+    certified and attacked; in float64 rounding costs nothing, in float32-split, with
+    long sums in parts, little. note: what a reader of the results has to know.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "run"
@@ -79,7 +83,10 @@ class TrainConfig(Part):
     clip_norm: NonNegativeFloat = 0.0
     precision: Literal["32-true", "bf16-mixed"] = "32-true"
     epsilons: Annotated[
-        tuple[Epsilon, ...], Field(min_length=1), BeforeValidator(_listed), AfterValidator(_distinct)
+        tuple[Epsilon, ...],
+        Field(min_length=1),
+        BeforeValidator(_listed),
+        AfterValidator(_distinct),
     ] = (0.25,)
     eval_every: PositiveInt = 1
     checkpoint_seconds: NonNegativeFloat = 60.0
@@ -101,12 +108,19 @@ class TrainConfig(Part):
 
     @model_validator(mode="after")
     def _check_epochs(self) -> TrainConfig:
-        names = {"schedule.decay_epoch": self.schedule.decay_epoch, "warmup_epochs": self.warmup_epochs}
+        names = {
+            "schedule.decay_epoch": self.schedule.decay_epoch,
+            "warmup_epochs": self.warmup_epochs,
+        }
         for name, value in names.items():
             if value and value >= self.epochs:
-                raise ValueError(f"{name} is {value}, expected less than epochs, {self.epochs}; set both")
+                raise ValueError(
+                    f"{name} is {value}, expected less than epochs, {self.epochs}; set both"
+                )
         if self.input_range[0] >= self.input_range[1]:
-            raise ValueError(f"input_range is {list(self.input_range)}, expected a smaller and a larger number")
+            raise ValueError(
+                f"input_range is {list(self.input_range)}, expected a smaller and a larger number"
+            )
         return self
 
     @property
@@ -127,9 +141,14 @@ class TrainConfig(Part):
         """A configuration that comes with lipcert, by its name."""
         if name not in presets():
             listed = ", ".join(presets())
-            raise ConfigError(f"there is no preset {name!r}, expected one of {listed}{nearest(name, presets())}")
+            raise ConfigError(
+                f"there is no preset {name!r}, expected one of {listed}{nearest(name, presets())}"
+            )
         resource = files("lipcert") / "presets" / f"{name}.toml"
-        return cls.parse({"name": name, **read_toml(resource.read_text("utf-8"), name)}, f"preset {name}")
+        return cls.parse(
+            {"name": name, **read_toml(resource.read_text("utf-8"), name)},
+            f"preset {name}",
+        )
 
     @classmethod
     def named(cls, spec: str | Path) -> TrainConfig:
@@ -143,32 +162,43 @@ class TrainConfig(Part):
         try:
             text = Path(path).read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path} cannot be read ({error}); give a preset or a TOML file") from None
-        return cls.parse({"name": Path(path).stem, **read_toml(text, str(path))}, str(path))
+            raise ConfigError(
+                f"{path} cannot be read ({error}); give a preset or a TOML file"
+            ) from None
+        return cls.parse(
+            {"name": Path(path).stem, **read_toml(text, str(path))}, str(path)
+        )
 
     def with_overrides(self, overrides: str | Sequence[str]) -> TrainConfig:
         """A copy with some values replaced, each given as "key=value", such as "loss.t=4".
 
-        Another loss.type starts from that loss's own defaults. With other epochs, the schedule is stretched and the
-        warm-up cut short, unless they are given too. The note is about the data and the model: with others, it is left
-        out.
+        Another loss.type starts from that loss's own defaults. With other epochs, the
+        schedule is stretched and the warm-up cut short, unless they are given too. The
+        note is about the data and the model: with others, it is left out.
         """
         overrides = [overrides] if isinstance(overrides, str) else overrides
         values = self.model_dump()
         if "batch_size" not in self.model_fields_set:
             del values["batch_size"]
         changed = self.parse(apply_overrides(values, overrides), "override")
-        if (changed.data, changed.model) != (self.data, self.model) and changed.note == self.note:
+        if (changed.data, changed.model) != (
+            self.data,
+            self.model,
+        ) and changed.note == self.note:
             return changed.model_copy(update={"note": ""})
         return changed
 
     def at_epsilon(self, epsilon: float) -> TrainConfig:
         """The same for another first ε: all other ε and the distances in the loss change in proportion."""
         if not (isfinite(epsilon) and epsilon > 0):
-            raise ConfigError(f"epsilon is {epsilon}, expected a positive number such as 0.25")
+            raise ConfigError(
+                f"epsilon is {epsilon}, expected a positive number such as 0.25"
+            )
         factor = epsilon / self.epsilons[0]
         others = [factor * other for other in self.epsilons[1:]]
-        return self.model_copy(update={"epsilons": (epsilon, *others), "loss": self.loss.in_units(factor)})
+        return self.model_copy(
+            update={"epsilons": (epsilon, *others), "loss": self.loss.in_units(factor)}
+        )
 
     def for_inputs(self, count: int) -> TrainConfig:
         """With a batch size for so many training inputs, unless one is set: the power of two that makes 16 steps."""
@@ -180,7 +210,12 @@ class TrainConfig(Part):
     def standard_twin(self) -> TrainConfig:
         """The same run by cross-entropy alone."""
         values = self.model_dump()
-        values |= {"name": "standard", "loss": {"type": "standard"}, "warmup_epochs": 0, "compare_standard": False}
+        values |= {
+            "name": "standard",
+            "loss": {"type": "standard"},
+            "warmup_epochs": 0,
+            "compare_standard": False,
+        }
         return self.parse(values, "standard twin")
 
     def to_toml(self) -> str:
@@ -191,4 +226,8 @@ class TrainConfig(Part):
 def presets() -> list[str]:
     """The names of all presets."""
     folder = files("lipcert") / "presets"
-    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+    return sorted(
+        entry.name.removesuffix(".toml")
+        for entry in folder.iterdir()
+        if entry.name.endswith(".toml")
+    )

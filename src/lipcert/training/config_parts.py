@@ -30,7 +30,9 @@ from lipcert.training.own_names import own_or_known
 def _one_of(choices: Sequence[str]) -> AfterValidator:
     def check(value: str) -> str:
         if value not in choices:
-            raise ValueError(f"expected one of {', '.join(choices)}{nearest(value, choices)}")
+            raise ValueError(
+                f"expected one of {', '.join(choices)}{nearest(value, choices)}"
+            )
         return value
 
     return AfterValidator(check)
@@ -46,7 +48,10 @@ if TYPE_CHECKING:
     LossConfig = TrainingLoss
 else:  # one of the registered losses, told apart by their field `type`, or module:function
     LossConfig = Annotated[
-        reduce(or_, LOSSES.values()), Field(discriminator="type"), WrapValidator(own_or_known), SerializeAsAny()
+        reduce(or_, LOSSES.values()),
+        Field(discriminator="type"),
+        WrapValidator(own_or_known),
+        SerializeAsAny(),
     ]
 
 
@@ -54,7 +59,8 @@ class EstimatorConfig(Part):
     """How the constants of the loss are estimated.
 
     accelerated: locally optimal conjugate gradients instead of power iteration.
-    scale_lr: the learning rate of the scales of method "rescaled", as a multiple of that of the weights.
+    scale_lr: the learning rate of the scales of method "rescaled", as a multiple of
+    that of the weights.
     """
 
     method: Annotated[str, _one_of(estimators.METHODS)] = "liplt"
@@ -68,7 +74,8 @@ class OptimizerConfig(Part):
     """Adam with the paper's constants; type "muon" moves the matrices of dense layers by Muon instead, "muon-kernels"
     the kernels of convolutions too.
 
-    muon_lr: the learning rate of Muon, as a multiple of Adam's. momentum, weight_decay: of Muon.
+    muon_lr: the learning rate of Muon, as a multiple of Adam's. momentum, weight_decay:
+    of Muon.
     """
 
     type: Literal["adam", "muon", "muon-kernels"] = "adam"

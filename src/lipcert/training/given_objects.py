@@ -29,9 +29,13 @@ class Given:
     initial: nn.Module | None = None
 
     @classmethod
-    def of(cls, model: nn.Module | None, data: object, loss: Callable[..., Any] | None) -> Given:
+    def of(
+        cls, model: nn.Module | None, data: object, loss: Callable[..., Any] | None
+    ) -> Given:
         if model is not None and not isinstance(model, nn.Module):
-            raise ModelError(f"model is {type(model).__name__}, expected a torch.nn.Module")
+            raise ModelError(
+                f"model is {type(model).__name__}, expected a torch.nn.Module"
+            )
         dataset = None
         if data is not None:
             dataset = datasets.load(data)
@@ -45,7 +49,8 @@ class Given:
             names["model"] = given_name(self.model)
         if self.dataset is not None:
             name = self.dataset.name
-            # A name that `lipcert.data.load` finds needs no object when the run is continued.
+            # A name that `lipcert.data.load` finds needs no object when the run is
+            # continued.
             is_found_again = name in datasets.NAMES or Path(name).exists()
             names["data"] = name if is_found_again else f"{name}{GIVEN}"
         if self.loss is not None:
@@ -59,7 +64,9 @@ class Given:
         if isinstance(config, str | Path):
             config = TrainConfig.named(config)
         if not isinstance(config, TrainConfig):
-            kinds = "a TrainConfig, a dictionary, or the name of a preset or of a TOML file"
+            kinds = (
+                "a TrainConfig, a dictionary, or the name of a preset or of a TOML file"
+            )
             raise ConfigError(f"config is {type(config).__name__}, expected {kinds}")
         return config.model_copy(update=self.names())
 
@@ -68,19 +75,26 @@ class Given:
         if self.loss is None:
             return config
         own = OwnLoss.of(self.loss)
-        # Functions cannot be compared, their names can: half a run with each of two losses is no run at all.
+        # Functions cannot be compared, their names can: half a run with each of two
+        # losses is no run at all.
         if config.loss.type != own.type:
             expected = config.loss.type.removesuffix(GIVEN)
-            raise ConfigError(f"the run was begun with the loss {expected}, not {own.type.removesuffix(GIVEN)}")
+            raise ConfigError(
+                f"the run was begun with the loss {expected}, not {own.type.removesuffix(GIVEN)}"
+            )
         return config.model_copy(update={"loss": own})
 
-    def load(self, config: TrainConfig, data_dir: str | Path | None) -> datasets.Dataset:
+    def load(
+        self, config: TrainConfig, data_dir: str | Path | None
+    ) -> datasets.Dataset:
         """The given data, or those that the configuration names."""
         if self.dataset is not None:
             return self.dataset
         if config.data.endswith(GIVEN):
             name = config.data.removesuffix(GIVEN)
-            raise DataError(f"the data {name} were given in Python and are not stored; give them again as data=")
+            raise DataError(
+                f"the data {name} were given in Python and are not stored; give them again as data="
+            )
         return datasets.load(config.data, data_dir)
 
     def for_twin(self) -> Given:

@@ -16,9 +16,20 @@ from lipcert.data import Augmentation, Dataset, batch_indices
 from lipcert.errors import DivergenceError, NonFiniteError
 from lipcert.layout import CHECKPOINT
 from lipcert.progress import Progress
-from lipcert.training.checkpoint import Position, TrainingState, read_checkpoint, write_checkpoint
+from lipcert.training.checkpoint import (
+    Position,
+    TrainingState,
+    read_checkpoint,
+    write_checkpoint,
+)
 from lipcert.training.config import TrainConfig
-from lipcert.training.monitor import MetricsLog, estimate_accuracies, mean_constants, spread, synchronise
+from lipcert.training.monitor import (
+    MetricsLog,
+    estimate_accuracies,
+    mean_constants,
+    spread,
+    synchronise,
+)
 from lipcert.training.objective import Prepared, build_estimators, objective
 from lipcert.training.optimizers import build_optimizers
 from lipcert.training.schedule import learning_rate
@@ -32,14 +43,26 @@ _TOLERANCE = 1e-3
 class Training:
     """A run in its folder, at its last checkpoint if there is one.
 
-    Every process has the whole model and the same constants and takes every n-th sample of each global batch. Its loss
-    is weighted such that the averaged gradient is that of the mean loss over the global batch.
+    Every process has the whole model and the same constants and takes every n-th sample
+    of each global batch. Its loss is weighted such that the averaged gradient is that
+    of the mean loss over the global batch.
     """
 
     def __init__(
-        self, fabric: Fabric, config: TrainConfig, digest: str, dataset: Dataset, folder: Path, prepared: Prepared
+        self,
+        fabric: Fabric,
+        config: TrainConfig,
+        digest: str,
+        dataset: Dataset,
+        folder: Path,
+        prepared: Prepared,
     ) -> None:
-        self.fabric, self.config, self.digest, self.dataset = fabric, config, digest, dataset
+        self.fabric, self.config, self.digest, self.dataset = (
+            fabric,
+            config,
+            digest,
+            dataset,
+        )
         self.path = folder / CHECKPOINT
         self.model = prepared.model
         self.memory_format = prepared.memory_format
@@ -51,7 +74,8 @@ class Training:
         self.state = TrainingState(self.model, optimizers, self.estimators)
         self.augment = Augmentation(**config.augmentation.model_dump())
         self.position = Position()
-        # The first process reads, all restore: their disks may differ, their states must not.
+        # The first process reads, all restore: their disks may differ, their states
+        # must not.
         checkpoint: Any = None
         if fabric.is_global_zero and self.path.exists():
             checkpoint = read_checkpoint(self.path, digest)
@@ -60,7 +84,12 @@ class Training:
         if checkpoint is not None:
             tensors, self.position = checkpoint
             self.state.restore(tensors, self.path)
-        self.log = MetricsLog(folder, self.position.epoch, config.tensorboard, writes=fabric.is_global_zero)
+        self.log = MetricsLog(
+            folder,
+            self.position.epoch,
+            config.tensorboard,
+            writes=fabric.is_global_zero,
+        )
         self.saved_at = time.monotonic()
 
     def run(self, progress: Progress) -> None:
@@ -74,8 +103,11 @@ class Training:
             batches = self.batches(epoch)
             steps = len(batches)
             lr = learning_rate(config.schedule, epoch, config.epochs)
-            # A checkpoint has the sums over all processes: if each went on with them, they would count several times.
-            sums = defaultdict(float, self.position.sums if self.fabric.is_global_zero else {})
+            # A checkpoint has the sums over all processes: if each went on with them,
+            # they would count several times.
+            sums = defaultdict(
+                float, self.position.sums if self.fabric.is_global_zero else {}
+            )
             first = self.position.step if epoch == self.position.epoch else 0
             self.forward.train()
             synchronise(self.fabric, self.estimators)
@@ -83,10 +115,15 @@ class Training:
                 lr = self.set_learning_rate(epoch, step, steps)
                 self.step(batches[step], epoch, step, lr, sums)
                 if step + 1 < steps:
-                    progress("training", (epoch + (step + 1) / steps) / config.epochs, self.figures(epoch, sums))
+                    progress(
+                        "training",
+                        (epoch + (step + 1) / steps) / config.epochs,
+                        self.figures(epoch, sums),
+                    )
                     if self.checkpoint_is_due():
                         self.save(Position(epoch, step + 1, self.total(sums)))
-            # The line first, then the checkpoint: if only the line is there, resuming cuts it off and trains it again.
+            # The line first, then the checkpoint: if only the line is there, resuming
+            # cuts it off and trains it again.
             self.log.append(self.measure(epoch, lr, self.total(sums), began))
             self.save(Position(epoch + 1))
             progress("training", (epoch + 1) / config.epochs, self.figures(epoch, sums))
@@ -99,11 +136,14 @@ class Training:
                 group["lr"] = lr * group["pace"]
         return lr
 
-    def step(self, index: Tensor, epoch: int, step: int, lr: float, sums: dict[str, float]) -> None:
+    def step(
+        self, index: Tensor, epoch: int, step: int, lr: float, sums: dict[str, float]
+    ) -> None:
         """One step of the optimizers on a global batch."""
         fabric = self.fabric
-        # For dropout: a function of where the run is, so that a resumed one draws the same. Ranks begin at 1: the key
-        # (s, e, t, 0) would give the seed of (s, e, t), which is that of the augmentation.
+        # For dropout: a function of where the run is, so that a resumed one draws the
+        # same. Ranks begin at 1: the key (s, e, t, 0) would give the seed of (s, e, t),
+        # which is that of the augmentation.
         torch.manual_seed(_seed(self.config.seed, epoch, step, fabric.global_rank + 1))
         x, labels, share = self.share(index, epoch, step)
         try:
@@ -111,10 +151,18 @@ class Training:
             loss = objective(self.config, logits, labels, self.constants(epoch))
         except NonFiniteError as error:
             raise self.diverged(str(error), epoch, step, lr) from error
-        value, base, robust = (float(term.detach()) for term in (loss.loss, loss.base, loss.robust))
+        value, base, robust = (
+            float(term.detach()) for term in (loss.loss, loss.base, loss.robust)
+        )
         if not isfinite(value):
-            raise self.diverged(f"the loss is {value:g} (base {base:g}, robust {robust:g})", epoch, step, lr)
-        # Processes average their gradients: Σ_p (share_p·n/B)·loss_p / n is the mean over the global batch of B.
+            raise self.diverged(
+                f"the loss is {value:g} (base {base:g}, robust {robust:g})",
+                epoch,
+                step,
+                lr,
+            )
+        # Processes average their gradients: Σ_p (share_p·n/B)·loss_p / n is the mean
+        # over the global batch of B.
         fabric.backward(loss.loss * (share * fabric.world_size / len(index)))
         self.move()
         sums["loss"] += value * share
@@ -147,24 +195,37 @@ class Training:
         config = self.config
         limit = config.classes_per_batch or None
         labels = self.dataset.train.labels
-        return batch_indices(labels, config.batch_size, seed=config.seed, epoch=epoch, classes_per_batch=limit)
+        return batch_indices(
+            labels,
+            config.batch_size,
+            seed=config.seed,
+            epoch=epoch,
+            classes_per_batch=limit,
+        )
 
     def share(self, index: Tensor, epoch: int, step: int) -> tuple[Tensor, Tensor, int]:
         """This process's inputs and labels of a global batch, and how many count: 0 if there are too few for all.
 
-        The whole batch is augmented before it is shared, so that every sample moves alike on any number of processes.
+        The whole batch is augmented before it is shared, so that every sample moves
+        alike on any number of processes.
         """
         generator = torch.Generator().manual_seed(_seed(self.config.seed, epoch, step))
-        images, labels = self.augment(self.dataset.train.pixels(index), generator), self.dataset.train.labels[index]
+        images, labels = (
+            self.augment(self.dataset.train.pixels(index), generator),
+            self.dataset.train.labels[index],
+        )
         mine = slice(self.fabric.global_rank, None, self.fabric.world_size)
         share = len(labels[mine])
-        # Every process has to take part in the averaging, with one input whose loss has the weight 0.
+        # Every process has to take part in the averaging, with one input whose loss has
+        # the weight 0.
         if share == 0:
             mine = slice(0, 1)
         x, y = self.fabric.to_device((images[mine], labels[mine]))
         return x.contiguous(memory_format=self.memory_format), y, share
 
-    def measure(self, epoch: int, lr: float, sums: dict[str, float], began: float) -> dict[str, Any]:
+    def measure(
+        self, epoch: int, lr: float, sums: dict[str, float], began: float
+    ) -> dict[str, Any]:
         """The figures of a finished epoch; certified accuracies are estimates and named so."""
         config = self.config
         count = sums["count"]
@@ -175,13 +236,21 @@ class Training:
             record |= mean_constants(self.estimators)
             if (epoch + 1) % config.eval_every == 0 or epoch + 1 == config.epochs:
                 constants = self.estimators["estimator" if self.scales else "liplt"]
-                watched = self.dataset.validation if config.validation else self.dataset.test
+                watched = (
+                    self.dataset.validation if config.validation else self.dataset.test
+                )
                 assert watched is not None
-                record |= estimate_accuracies(self.fabric, self.model, constants, watched, config.epsilons)
+                record |= estimate_accuracies(
+                    self.fabric, self.model, constants, watched, config.epsilons
+                )
         except NonFiniteError as error:
-            raise self.diverged(str(error), epoch, len(self.batches(epoch)), lr) from error
+            raise self.diverged(
+                str(error), epoch, len(self.batches(epoch)), lr
+            ) from error
         if self.fabric.world_size > 1:
-            record["constants_spread"] = difference = spread(self.fabric, self.estimators["estimator"])
+            record["constants_spread"] = difference = spread(
+                self.fabric, self.estimators["estimator"]
+            )
             if difference > _TOLERANCE * record["estimated_mean_liplt"]:
                 what = f"the constants of the processes differ by {difference:g}; their machines compute differently"
                 raise self.diverged(what, epoch, len(self.batches(epoch)), lr)
@@ -191,18 +260,25 @@ class Training:
         due = time.monotonic() - self.saved_at >= self.config.checkpoint_seconds
         if self.fabric.world_size == 1:
             return due
-        # Clocks differ. Saving waits for all processes, so that all have to decide alike.
+        # Clocks differ. Saving waits for all processes, so that all have to decide
+        # alike.
         return bool(self.reduce(torch.tensor(float(due)), "max"))
 
     def save(self, position: Position) -> None:
         """Replace the checkpoint, unless the weights have become infinite or NaN."""
         tensors = self.state.tensors()
-        # The last good checkpoint must not be replaced by one that nobody can go on from.
+        # The last good checkpoint must not be replaced by one that nobody can go on
+        # from.
         for name, tensor in tensors.items():
             if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
                 epoch = min(position.epoch, self.config.epochs - 1)
                 lr = learning_rate(self.config.schedule, epoch, self.config.epochs)
-                raise self.diverged(f"{name} contains NaN or infinity", position.epoch, position.step, lr)
+                raise self.diverged(
+                    f"{name} contains NaN or infinity",
+                    position.epoch,
+                    position.step,
+                    lr,
+                )
         if self.fabric.is_global_zero:
             write_checkpoint(self.path, tensors, position, self.digest)
         self.fabric.barrier()
@@ -213,11 +289,15 @@ class Training:
         if self.fabric.world_size == 1:
             return dict(sums)
         names = ("loss", "base", "robust", "correct", "count")
-        values = self.reduce(torch.tensor([sums[name] for name in names], dtype=torch.float64), "sum")
+        values = self.reduce(
+            torch.tensor([sums[name] for name in names], dtype=torch.float64), "sum"
+        )
         return dict(zip(names, values.tolist(), strict=True))
 
     def reduce(self, values: Tensor, operation: str) -> Tensor:
-        result: Tensor = self.fabric.all_reduce(self.fabric.to_device(values), reduce_op=operation)  # type: ignore[assignment]
+        result: Tensor = self.fabric.all_reduce(
+            self.fabric.to_device(values), reduce_op=operation
+        )  # type: ignore[assignment]
         return result
 
     def diverged(self, what: str, epoch: int, step: int, lr: float) -> DivergenceError:
@@ -242,4 +322,6 @@ class Training:
 
 
 def _seed(*key: int) -> int:
-    return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> np.uint64(1))
+    return int(
+        np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> np.uint64(1)
+    )

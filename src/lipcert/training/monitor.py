@@ -30,12 +30,19 @@ class MetricsLog:
     What is there of later epochs than `epoch`, complete or not, is cut off.
     """
 
-    def __init__(self, folder: Path, epoch: int, tensorboard: bool, *, writes: bool) -> None:
+    def __init__(
+        self, folder: Path, epoch: int, tensorboard: bool, *, writes: bool
+    ) -> None:
         self.path, self.writes = folder / METRICS, writes
-        # A run that was killed behind its checkpoint trains the rest again; lines of it would be there twice.
-        self.records = [record for record in read_metrics(folder) if record["epoch"] <= epoch]
+        # A run that was killed behind its checkpoint trains the rest again; lines of it
+        # would be there twice.
+        self.records = [
+            record for record in read_metrics(folder) if record["epoch"] <= epoch
+        ]
         if writes:
-            write_text(self.path, "".join(json.dumps(record) + "\n" for record in self.records))
+            write_text(
+                self.path, "".join(json.dumps(record) + "\n" for record in self.records)
+            )
         self._board = _tensorboard(folder, epoch) if tensorboard and writes else None
 
     def append(self, record: dict[str, Any]) -> None:
@@ -51,21 +58,29 @@ class MetricsLog:
 
     def latest(self, name: str) -> dict[str, Any] | None:
         """The last record that has a value of that name."""
-        return next((record for record in reversed(self.records) if name in record), None)
+        return next(
+            (record for record in reversed(self.records) if name in record), None
+        )
 
 
 @torch.no_grad()
 def mean_constants(estimators: Mapping[str, Estimator]) -> dict[str, float]:
     """The mean pairwise constants by both methods, estimated (fig:lipschitzEvolution)."""
     return {
-        f"estimated_mean_{method}": float(estimators[method].estimate().contributions.sum())
+        f"estimated_mean_{method}": float(
+            estimators[method].estimate().contributions.sum()
+        )
         for method in ("naive", "liplt")
     }
 
 
 @torch.no_grad()
 def estimate_accuracies(
-    fabric: Fabric, model: nn.Module, estimator: Estimator, test: Split, epsilons: Sequence[float]
+    fabric: Fabric,
+    model: nn.Module,
+    estimator: Estimator,
+    test: Split,
+    epsilons: Sequence[float],
 ) -> dict[str, Any]:
     """Clean accuracy, and certified accuracy by estimated constants and float32 margins: not guaranteed."""
     constants = estimator.pairwise()
@@ -73,7 +88,9 @@ def estimate_accuracies(
     model.eval()
     counts = torch.zeros(1 + len(epsilons), dtype=torch.float64, device=fabric.device)
     # Process 1 of 3 takes inputs 1, 4, 7, …
-    for index in torch.split(torch.arange(fabric.global_rank, len(test), fabric.world_size), _BATCH):
+    for index in torch.split(
+        torch.arange(fabric.global_rank, len(test), fabric.world_size), _BATCH
+    ):
         x, labels = fabric.to_device((test.pixels(index), test.labels[index]))
         # Signed: positive if and only if the label has the largest logit.
         radii = losses.hard_radius(model(x), labels, constants)
@@ -84,14 +101,18 @@ def estimate_accuracies(
     total = fabric.all_reduce(counts, reduce_op="sum")
     assert isinstance(total, torch.Tensor)
     shares = (total / len(test)).tolist()
-    certified = {f"{epsilon:.4g}": share for epsilon, share in zip(epsilons, shares[1:], strict=True)}
+    certified = {
+        f"{epsilon:.4g}": share
+        for epsilon, share in zip(epsilons, shares[1:], strict=True)
+    }
     return {"clean": shares[0], "estimated_certified": certified}
 
 
 @torch.no_grad()
 def spread(fabric: Fabric, estimator: Estimator) -> float:
     """The largest difference of a constant between any two processes, at the vectors they have."""
-    # Without iterations the vectors stay as they are: measuring must not change the training.
+    # Without iterations the vectors stay as they are: measuring must not change the
+    # training.
     iterations, estimator.power_iterations = estimator.power_iterations, 0
     constants = estimator.pairwise()
     estimator.power_iterations = iterations
@@ -116,7 +137,9 @@ def summary_writer() -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         remedy = "pip install 'lipcert[tensorboard]', or set tensorboard=false"
-        raise ConfigError(f"tensorboard is true, but TensorBoard is not installed; {remedy}") from None
+        raise ConfigError(
+            f"tensorboard is true, but TensorBoard is not installed; {remedy}"
+        ) from None
     return SummaryWriter
 
 

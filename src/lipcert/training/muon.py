@@ -17,8 +17,9 @@ _ITERATIONS = 5
 class KernelMuon(Optimizer):
     """Momentum (Nesterov's), made nearly orthogonal as a matrix (Jordan et al. 2024), is the step of a kernel.
 
-    A step has the length lr·√max(1, rows/columns) in the spectral norm. Unlike `torch.optim.Muon` it takes kernels of
-    convolutions, and no product is in bfloat16, which not every processor has.
+    A step has the length lr·√max(1, rows/columns) in the spectral norm. Unlike
+    `torch.optim.Muon` it takes kernels of convolutions, and no product is in bfloat16,
+    which not every processor has.
 
     Args:
         params: kernels, or groups of them.
@@ -28,9 +29,15 @@ class KernelMuon(Optimizer):
     """
 
     def __init__(
-        self, params: Iterable[Any], lr: float = 0.02, momentum: float = 0.95, weight_decay: float = 0.0
+        self,
+        params: Iterable[Any],
+        lr: float = 0.02,
+        momentum: float = 0.95,
+        weight_decay: float = 0.0,
     ) -> None:
-        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        super().__init__(
+            params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+        )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -56,19 +63,24 @@ class KernelMuon(Optimizer):
         rows, columns = direction.shape
         # Decoupled from the gradient, as in AdamW.
         kernel.mul_(1 - group["lr"] * group["weight_decay"])
-        kernel.sub_(direction.reshape(kernel.shape), alpha=group["lr"] * sqrt(max(1.0, rows / columns)))
+        kernel.sub_(
+            direction.reshape(kernel.shape),
+            alpha=group["lr"] * sqrt(max(1.0, rows / columns)),
+        )
 
 
 def orthogonalised(matrix: Tensor) -> Tensor:
     """A matrix with the same singular vectors and singular values between about 0.7 and 1.2, by Newton and Schulz."""
     # x xᵀ is the smaller one of both Gram matrices.
     wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
-    # The iteration needs singular values of at most 1, which the Frobenius norm makes sure of.
+    # The iteration needs singular values of at most 1, which the Frobenius norm makes
+    # sure of.
     x: Tensor = wide / (torch.linalg.matrix_norm(wide) + 1e-30)
     a, b, c = _NEWTON_SCHULZ
     for _ in range(_ITERATIONS):
         gram = x @ x.T
-        # Each singular value σ becomes aσ + bσ³ + cσ⁵, which pushes it towards 1; the vectors stay.
+        # Each singular value σ becomes aσ + bσ³ + cσ⁵, which pushes it towards 1; the
+        # vectors stay.
         x = a * x + (b * gram + c * gram @ gram) @ x
     return x if matrix.shape[0] <= matrix.shape[1] else x.T
 

@@ -23,11 +23,19 @@ _MONITOR_ITERATIONS = 10
 
 
 def build_model(
-    config: TrainConfig, input_shape: tuple[int, ...], classes: int, given: nn.Module | None = None
+    config: TrainConfig,
+    input_shape: tuple[int, ...],
+    classes: int,
+    given: nn.Module | None = None,
 ) -> nn.Module:
     """The network at its initial weights, which depend on the seed only, unless it was given or has weights already."""
     model = build_network(
-        config.model, input_shape, classes, seed=config.seed, input_range=config.input_range, given=given
+        config.model,
+        input_shape,
+        classes,
+        seed=config.seed,
+        input_range=config.input_range,
+        given=given,
     )
     if config.init == "orthogonal":
         _initialise_orthogonally(model, config.seed)
@@ -46,10 +54,13 @@ class Prepared:
     memory_format: torch.memory_format
 
     @classmethod
-    def of(cls, config: TrainConfig, dataset: Dataset, given: nn.Module | None = None) -> Prepared:
+    def of(
+        cls, config: TrainConfig, dataset: Dataset, given: nn.Module | None = None
+    ) -> Prepared:
         model = build_model(config, dataset.input_shape, dataset.classes, given)
         memory_format = choose_memory_format(model, dataset.input_shape)
-        # Before any step and any folder: a network that cannot be followed should fail within seconds.
+        # Before any step and any folder: a network that cannot be followed should fail
+        # within seconds.
         network = trace(model, dataset.input_shape, training=True)
         if network.classes != dataset.classes:
             outputs = f"{network.classes} output{'s' * (network.classes > 1)}"
@@ -62,7 +73,9 @@ class Prepared:
 
 
 @torch.no_grad()
-def choose_memory_format(model: nn.Module, input_shape: tuple[int, ...]) -> torch.memory_format:
+def choose_memory_format(
+    model: nn.Module, input_shape: tuple[int, ...]
+) -> torch.memory_format:
     """Channels last for convolutions, in which they are fastest, if the model takes such inputs: `view` may not."""
     convolves = any(isinstance(module, nn.Conv2d) for module in model.modules())
     if not convolves or len(input_shape) != 3:
@@ -71,7 +84,11 @@ def choose_memory_format(model: nn.Module, input_shape: tuple[int, ...]) -> torc
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     try:
         with evaluated(model):
-            model(torch.zeros(2, *input_shape).contiguous(memory_format=torch.channels_last))
+            model(
+                torch.zeros(2, *input_shape).contiguous(
+                    memory_format=torch.channels_last
+                )
+            )
     except Exception:  # whatever is wrong besides, its capture will tell
         model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
         return torch.contiguous_format
@@ -86,15 +103,24 @@ def build_estimators(config: TrainConfig, prepared: Prepared) -> dict[str, Estim
         seed=config.seed, accelerated=chosen.accelerated, network=network,
     )  # fmt: skip
     estimators = {"estimator": own}
-    # One capture for all three, and vectors of their own: monitoring leaves the constants of the loss alone.
+    # One capture for all three, and vectors of their own: monitoring leaves the
+    # constants of the loss alone.
     for method in ("naive", "liplt"):
         estimators[method] = Estimator(
-            model, network.input_shape, method, "pairwise", _MONITOR_ITERATIONS, seed=config.seed, network=network
+            model,
+            network.input_shape,
+            method,
+            "pairwise",
+            _MONITOR_ITERATIONS,
+            seed=config.seed,
+            network=network,
         )
     return estimators
 
 
-def objective(config: TrainConfig, logits: Tensor, labels: Tensor, constants: Tensor | None) -> Loss:
+def objective(
+    config: TrainConfig, logits: Tensor, labels: Tensor, constants: Tensor | None
+) -> Loss:
     """The configured loss; without constants, its first term alone (standard training and the warm-up)."""
     if constants is None:
         value = config.loss.first_term(logits, labels)

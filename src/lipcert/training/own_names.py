@@ -13,10 +13,13 @@ from lipcert.own_code import GIVEN, is_own
 
 def network_name(value: str) -> str:
     """A network of the zoo, module:factory, or one that was given as an object."""
-    # module:factory is imported when the network is built, not while a configuration is read.
+    # module:factory is imported when the network is built, not while a configuration is
+    # read.
     if not value.endswith(GIVEN) and not is_own(value) and value not in zoo.names():
         listed = ", ".join(zoo.names())
-        raise ValueError(f"expected one of {listed}, or module:factory{nearest(value, zoo.names())}")
+        raise ValueError(
+            f"expected one of {listed}, or module:factory{nearest(value, zoo.names())}"
+        )
     return value
 
 

@@ -22,12 +22,18 @@ def read_toml(text: str, source: str) -> dict[str, Any]:
 
 def toml_text(values: Mapping[str, Any]) -> str:
     """TOML of plain values and one level of tables."""
-    plain = {key: value for key, value in values.items() if not isinstance(value, Mapping)}
+    plain = {
+        key: value for key, value in values.items() if not isinstance(value, Mapping)
+    }
     # Plain keys come first: behind [table] every key belongs to the table.
     lines = [f"{key} = {_literal(value)}" for key, value in plain.items()]
     for key, table in values.items():
         if isinstance(table, Mapping):
-            lines += ["", f"[{key}]", *(f"{name} = {_literal(value)}" for name, value in table.items())]
+            lines += [
+                "",
+                f"[{key}]",
+                *(f"{name} = {_literal(value)}" for name, value in table.items()),
+            ]
     return "\n".join(lines) + "\n"
 
 
@@ -46,15 +52,21 @@ def apply_overrides(values: dict[str, Any], overrides: Sequence[str]) -> dict[st
     for override in overrides:
         key, separator, text = override.partition("=")
         if not separator or not key.strip():
-            raise ConfigError(f"override {override!r}: expected key=value, such as loss.t=4")
+            raise ConfigError(
+                f"override {override!r}: expected key=value, such as loss.t=4"
+            )
         pairs.append((key.strip(), _value(text.strip())))
-    for key, value in sorted(pairs, key=lambda pair: pair[0] != "loss.type"):  # the type decides which keys there are
+    for key, value in sorted(
+        pairs, key=lambda pair: pair[0] != "loss.type"
+    ):  # the type decides which keys there are
         *tables, last = key.split(".")
         table = values
         for name in tables:
             table = table.setdefault(name, {})
             if not isinstance(table, dict):
-                raise ConfigError(f"override: {key} does not exist, because {name} is a single value")
+                raise ConfigError(
+                    f"override: {key} does not exist, because {name} is a single value"
+                )
         if key == "loss.type" and value != table.get("type"):
             # Options of the other loss, such as λ, are unknown keys of this one.
             table.clear()
@@ -105,22 +117,35 @@ def _sentence(entry: Mapping[str, Any], model: type[BaseModel]) -> str:
     if kind == "union_tag_invalid":
         tags = [tag.strip(" '") for tag in context["expected_tags"].split(",")]
         return f"{path}.type is {context['tag']!r}, expected one of {', '.join(tags)}{nearest(context['tag'], tags)}"
-    message: str = entry["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    message: str = (
+        entry["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    )
     if not path:
         return message
     prefix = "" if message.startswith("expected") else "expected "
-    hint = nearest(entry["input"], str(context.get("expected", "")).replace("'", "").replace(" or ", ", ").split(", "))
+    hint = nearest(
+        entry["input"],
+        str(context.get("expected", ""))
+        .replace("'", "")
+        .replace(" or ", ", ")
+        .split(", "),
+    )
     return f"{path} is {entry['input']!r}, {prefix}{message}{hint if kind == 'literal_error' else ''}"
 
 
-def _locate(location: Sequence[int | str], model: type[BaseModel]) -> tuple[str, list[str]]:
+def _locate(
+    location: Sequence[int | str], model: type[BaseModel]
+) -> tuple[str, list[str]]:
     """The dotted key without the tags of unions, and the keys that are valid beside it."""
     path: list[str] = []
     fields: Mapping[str, Any] = model.model_fields
     members: tuple[Any, ...] = ()
     for depth, part in enumerate(location):
-        # pydantic's location of loss.t is ("loss", "crm", "t"): the tag of the union is no key.
-        tagged = [m for m in members if part in get_args(m.model_fields["type"].annotation)]
+        # pydantic's location of loss.t is ("loss", "crm", "t"): the tag of the union is
+        # no key.
+        tagged = [
+            m for m in members if part in get_args(m.model_fields["type"].annotation)
+        ]
         if tagged:
             fields, members = tagged[0].model_fields, ()
             continue
@@ -129,7 +154,9 @@ def _locate(location: Sequence[int | str], model: type[BaseModel]) -> tuple[str,
             break
         annotation = fields[str(part)].annotation
         members = get_args(annotation) if hasattr(annotation, "__args__") else ()
-        members = tuple(m for m in members if isinstance(m, type) and issubclass(m, BaseModel))
+        members = tuple(
+            m for m in members if isinstance(m, type) and issubclass(m, BaseModel)
+        )
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
             fields = annotation.model_fields
     return ".".join(path), list(fields)

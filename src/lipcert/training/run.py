@@ -26,7 +26,13 @@ from lipcert.progress import Progress, no_progress
 from lipcert.resources import bfloat16_works
 from lipcert.runs import Run, Summary, Task, finish_folder, read_summary
 from lipcert.runs.metrics import read_metrics
-from lipcert.runs.working import check_unused, data_folder, keep_environment, new_folder, working_in
+from lipcert.runs.working import (
+    check_unused,
+    data_folder,
+    keep_environment,
+    new_folder,
+    working_in,
+)
 from lipcert.training.config import TrainConfig
 from lipcert.training.given_objects import Config, Given
 from lipcert.training.loop import Training
@@ -66,17 +72,21 @@ def train(
     if config.tensorboard:
         summary_writer()
     with _fabric(config) as fabric:
-        # Data that are missing, or that do not fit the network, must not leave a folder behind.
+        # Data that are missing, or that do not fit the network, must not leave a folder
+        # behind.
         dataset = _load(fabric, config, given, data_dir)
         config = config.for_inputs(len(dataset.train))
         prepared = Prepared.of(config, dataset, given.model)
         folder: Any = None
         if fabric.is_global_zero:
             folder = new_folder(config.name, run_dir)
-            # With the batch size that the data gave it: resuming must not choose another one.
+            # With the batch size that the data gave it: resuming must not choose
+            # another one.
             write_text(folder / CONFIG, config.to_toml())
         folder = fabric.broadcast(folder)
-        return _Work(fabric, dataset, data_dir, progress, given).run(config, folder, prepared)
+        return _Work(fabric, dataset, data_dir, progress, given).run(
+            config, folder, prepared
+        )
 
 
 def resume(
@@ -94,7 +104,9 @@ def resume(
     """
     folder = Path(run_dir)
     if not (folder / CONFIG).is_file():
-        raise ResumeError(f"{folder} holds no run: {CONFIG} is missing; start one with lipcert train")
+        raise ResumeError(
+            f"{folder} holds no run: {CONFIG} is missing; start one with lipcert train"
+        )
     given = Given.of(model, data, loss)
     config = given.continued(TrainConfig.from_toml(folder / CONFIG))
     # Where the data were when the run was begun.
@@ -114,7 +126,9 @@ class _Work:
     progress: Progress
     given: Given
 
-    def run(self, config: TrainConfig, folder: Path, prepared: Prepared | None = None) -> Run:
+    def run(
+        self, config: TrainConfig, folder: Path, prepared: Prepared | None = None
+    ) -> Run:
         """Go on with a folder that has at least its configuration."""
         with working_in(folder) if self.fabric.is_global_zero else nullcontext():
             summary: Any = None
@@ -125,16 +139,25 @@ class _Work:
                     summary = read_summary(folder)
             summary = self.fabric.broadcast(summary)
             if summary is None:
-                prepared = prepared or Prepared.of(config, self.dataset, self.given.model)
-                # If training is done but not this: its checkpoint is at the last epoch, and certifying goes on.
+                prepared = prepared or Prepared.of(
+                    config, self.dataset, self.given.model
+                )
+                # If training is done but not this: its checkpoint is at the last epoch,
+                # and certifying goes on.
                 summary = self.train(config, folder, prepared)
-            standard = self.run_twin(config, folder) if config.compare_standard else None
+            standard = (
+                self.run_twin(config, folder) if config.compare_standard else None
+            )
             return Run(folder, summary, read_metrics(folder), standard)
 
     def train(self, config: TrainConfig, folder: Path, prepared: Prepared) -> Summary:
         """From the last checkpoint, or from the start, to the summary."""
-        training = Training(self.fabric, config, weights_digest(config), self.dataset, folder, prepared)
-        torch.set_flush_denormal(True)  # Adam's moments of weights without gradient end there
+        training = Training(
+            self.fabric, config, weights_digest(config), self.dataset, folder, prepared
+        )
+        torch.set_flush_denormal(
+            True
+        )  # Adam's moments of weights without gradient end there
         try:
             training.run(self.progress)
         finally:
@@ -155,10 +178,19 @@ class _Work:
         return replace(self, given=self.given.for_twin()).run(twin, folder / TWIN)
 
 
-def _finish(config: TrainConfig, training: Training, work: _Work, folder: Path) -> Summary:
+def _finish(
+    config: TrainConfig, training: Training, work: _Work, folder: Path
+) -> Summary:
     """Write the weights, read them back, certify and attack what was read; the summary comes last."""
     path, dataset = folder / MODEL, work.dataset
-    save_model(training.model, path, config.model, dataset.input_shape, dataset.classes, input_range=config.input_range)
+    save_model(
+        training.model,
+        path,
+        config.model,
+        dataset.input_shape,
+        dataset.classes,
+        input_range=config.input_range,
+    )
     training.model.eval()
     # What is certified is what a reader of the folder gets, not what is in the memory.
     loaded = load_trained(path, given=deepcopy(work.given.model), imports=True)
@@ -167,7 +199,9 @@ def _finish(config: TrainConfig, training: Training, work: _Work, folder: Path) 
     task = Task(dataset, config.epsilons, len(dataset.test), config.attack_inputs)
     learned = training.estimators["estimator"].diagonals()
     if learned and config.robust:  # what training has learned is a good start
-        task = replace(task, method=config.estimator.method, fit=FitOptions(start=learned))
+        task = replace(
+            task, method=config.estimator.method, fit=FitOptions(start=learned)
+        )
     summary = replace(
         finish_folder(loaded, task, folder, work.progress),
         name=config.name,
@@ -183,7 +217,9 @@ def _finish(config: TrainConfig, training: Training, work: _Work, folder: Path) 
     return summary
 
 
-def _load(fabric: Fabric, config: TrainConfig, given: Given, data_dir: str | Path | None) -> Dataset:
+def _load(
+    fabric: Fabric, config: TrainConfig, given: Given, data_dir: str | Path | None
+) -> Dataset:
     # The first process downloads and unpacks, the others find the files.
     with fabric.rank_zero_first():
         return given.load(config, data_dir).holding_out(config.validation)
@@ -195,8 +231,14 @@ def _fabric(config: TrainConfig) -> Iterator[Fabric]:
     from lightning_fabric import Fabric
     from lightning_fabric.strategies.ddp import DDPStrategy
 
-    if config.precision == "bf16-mixed" and not torch.cuda.is_available() and not bfloat16_works():
-        raise ConfigError("precision is bf16-mixed, but this processor cannot multiply bfloat16 numbers; use 32-true")
+    if (
+        config.precision == "bf16-mixed"
+        and not torch.cuda.is_available()
+        and not bfloat16_works()
+    ):
+        raise ConfigError(
+            "precision is bf16-mixed, but this processor cannot multiply bfloat16 numbers; use 32-true"
+        )
     world = int(os.environ.get("WORLD_SIZE", "1"))
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     strategy: Any = "auto"
@@ -218,6 +260,15 @@ def _fabric(config: TrainConfig) -> Iterator[Fabric]:
 def weights_digest(config: TrainConfig) -> str:
     """Of everything that determines the weights."""
     # A run may be resumed with another of these: the weights at its end are the same.
-    left_out = {"name", "note", "attack_inputs", "execution", "checkpoint_seconds", "tensorboard"}
-    relevant = config.model_dump_json(exclude=left_out, exclude_defaults=True)  # so that new fields change nothing
+    left_out = {
+        "name",
+        "note",
+        "attack_inputs",
+        "execution",
+        "checkpoint_seconds",
+        "tensorboard",
+    }
+    relevant = config.model_dump_json(
+        exclude=left_out, exclude_defaults=True
+    )  # so that new fields change nothing
     return hashlib.sha256(relevant.encode()).hexdigest()

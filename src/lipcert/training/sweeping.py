@@ -45,7 +45,9 @@ class Cell:
         summaries: list[Summary] = [run.summary for run in self.runs]
         figures = {"clean": [summary.clean for summary in summaries]}
         for k, epsilon in enumerate(summaries[0].epsilons):
-            figures[f"certified at {epsilon:.4g}"] = [summary.at[k].certified for summary in summaries]
+            figures[f"certified at {epsilon:.4g}"] = [
+                summary.at[k].certified for summary in summaries
+            ]
         figures["median radius"] = [summary.median_radius for summary in summaries]
         return {name: Spread.of(values) for name, values in figures.items()}
 
@@ -60,7 +62,8 @@ def sweep(
 ) -> list[Cell]:
     """Train with every combination of values and every seed, each in a folder of its own, and write sweep.json.
 
-    A sweep that was interrupted goes on where it was: finished runs are read, the one under way is continued.
+    A sweep that was interrupted goes on where it was: finished runs are read, the one
+    under way is continued.
 
     Args:
         config: what all runs share, as `lipcert.train` takes it; seeds are counted from its own.
@@ -77,12 +80,21 @@ def sweep(
         runs = []
         for k in range(seeds):
             number = place * seeds + k
-            # The same seeds in all cells: differences between cells are not those of seeds.
+            # The same seeds in all cells: differences between cells are not those of
+            # seeds.
             seed = base.seed + k
             name = _folder_name(values, seed)
-            overrides = [*(f"{key}={value}" for key, value in values.items()), f"seed={seed}", f"name={name}"]
+            overrides = [
+                *(f"{key}={value}" for key, value in values.items()),
+                f"seed={seed}",
+                f"name={name}",
+            ]
             shown = _numbered(progress, number, len(combinations) * seeds, name)
-            runs.append(_run(base.with_overrides(overrides), Path(folder) / name, data_dir, shown))
+            runs.append(
+                _run(
+                    base.with_overrides(overrides), Path(folder) / name, data_dir, shown
+                )
+            )
         cells.append(Cell(values, tuple(runs)))
     # Last: where it is, all runs are finished.
     write_json(Path(folder) / SWEEP, [_plain(cell) for cell in cells])
@@ -92,11 +104,18 @@ def sweep(
 def read_choice(choice: str) -> tuple[str, list[str]]:
     """The key and the values of "key=a,b"; commas inside brackets or quotes belong to a value."""
     key, separator, text = choice.partition("=")
-    # epsilons=[0.1,0.2],[0.3] has two values: commas in brackets are hidden while the text is split.
-    apart = re.sub(r"\[[^\]]*\]|\"[^\"]*\"|'[^']*'", lambda found: found[0].replace(",", "\0"), text)
+    # epsilons=[0.1,0.2],[0.3] has two values: commas in brackets are hidden while the
+    # text is split.
+    apart = re.sub(
+        r"\[[^\]]*\]|\"[^\"]*\"|'[^']*'",
+        lambda found: found[0].replace(",", "\0"),
+        text,
+    )
     values = [value.replace("\0", ",").strip() for value in apart.split(",")]
     if not separator or not key.strip() or not values or not all(values):
-        raise ConfigError(f"--set {choice!r}: expected key=value,value, such as loss.t=3,5,8")
+        raise ConfigError(
+            f"--set {choice!r}: expected key=value,value, such as loss.t=3,5,8"
+        )
     return key.strip(), list(dict.fromkeys(values))
 
 
@@ -105,16 +124,21 @@ def _folder_name(values: Mapping[str, str], seed: int) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", ",".join(words)).strip("-._")
 
 
-def _run(config: TrainConfig, folder: Path, data_dir: str | Path | None, progress: Progress) -> Run:
+def _run(
+    config: TrainConfig, folder: Path, data_dir: str | Path | None, progress: Progress
+) -> Run:
     if not (folder / CONFIG).exists():
         return train(config, folder, data_dir, progress)
     stored = TrainConfig.from_toml(folder / CONFIG)
     wanted = config
-    # A size that was chosen for the data is in the stored configuration, but not in this one.
+    # A size that was chosen for the data is in the stored configuration, but not in
+    # this one.
     if "batch_size" not in config.model_fields_set:
         wanted = config.model_copy(update={"batch_size": stored.batch_size})
     if wanted != stored:
-        raise ResumeError(f"{folder} was trained with another configuration; choose another folder for this sweep")
+        raise ResumeError(
+            f"{folder} was trained with another configuration; choose another folder for this sweep"
+        )
     return resume(folder, data_dir, progress)
 
 
@@ -122,7 +146,11 @@ def _numbered(progress: Progress, number: int, count: int, name: str) -> Progres
     """Progress of a run as that of the sweep."""
 
     def shown(what: str, fraction: float, figures: str = "") -> None:
-        progress(f"{name} ({number + 1} of {count}), {what}", (number + fraction) / count, figures)
+        progress(
+            f"{name} ({number + 1} of {count}), {what}",
+            (number + fraction) / count,
+            figures,
+        )
 
     return shown
 
@@ -131,4 +159,8 @@ def _plain(cell: Cell) -> dict[str, object]:
     figures = {}
     for name, spread in cell.spreads().items():
         figures[name] = {"mean": spread.mean, "deviation": spread.deviation}
-    return {"values": dict(cell.values), "runs": [str(run.folder) for run in cell.runs], "figures": figures}
+    return {
+        "values": dict(cell.values),
+        "runs": [str(run.folder) for run in cell.runs],
+        "figures": figures,
+    }

@@ -17,15 +17,26 @@ PAGE, CLASSIFIER, FACTS = "index.html", "classifier.onnx", "classifier.json"
 
 
 def write_site(
-    classifier: CertifiedClassifier, folder: str | Path, title: str, class_names: Sequence[str] = ()
+    classifier: CertifiedClassifier,
+    folder: str | Path,
+    title: str,
+    class_names: Sequence[str] = (),
 ) -> Path:
     """A static page in a folder, which any web server can serve; returns the page, which is written last."""
     folder = Path(folder)
     shape = classifier.input_shape
     if len(shape) != 3 or shape[0] not in (1, 3):
-        raise OptionError(f"the page is for images of 1 or 3 channels, the model takes inputs of shape {shape}")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())) and not (folder / FACTS).exists():
-        raise OptionError(f"{folder} exists and holds something else than such a page; choose another folder")
+        raise OptionError(
+            f"the page is for images of 1 or 3 channels, the model takes inputs of shape {shape}"
+        )
+    if (
+        folder.exists()
+        and (not folder.is_dir() or any(folder.iterdir()))
+        and not (folder / FACTS).exists()
+    ):
+        raise OptionError(
+            f"{folder} exists and holds something else than such a page; choose another folder"
+        )
     copy_runtime(folder)
     classifier.to_onnx(folder / CLASSIFIER)
     constants = classifier.constants
@@ -35,7 +46,13 @@ def write_site(
         "constants": constants.tolist(), "input": str(classifier.dtype).removeprefix("torch."),
     }  # fmt: skip
     write_json(folder / FACTS, facts)
-    template = (files("lipcert") / "web" / "templates" / "classifier.html.j2").read_text("utf-8")
-    page = Environment(autoescape=True).from_string(template).render(facts, classifier=CLASSIFIER, facts=FACTS)
+    template = (
+        files("lipcert") / "web" / "templates" / "classifier.html.j2"
+    ).read_text("utf-8")
+    page = (
+        Environment(autoescape=True)
+        .from_string(template)
+        .render(facts, classifier=CLASSIFIER, facts=FACTS)
+    )
     write_text(folder / PAGE, page)
     return folder / PAGE

@@ -8,7 +8,12 @@ from dataclasses import replace
 from torch import Tensor
 
 from lipcert.bounds.forms import Form
-from lipcert.bounds.methods.method import Method, MethodTask, find_method, register_method
+from lipcert.bounds.methods.method import (
+    Method,
+    MethodTask,
+    find_method,
+    register_method,
+)
 from lipcert.bounds.refine import refinable, refine
 from lipcert.bounds.targets import Target
 from lipcert.errors import OptionError, SolverError
@@ -29,11 +34,13 @@ class Best(Method):
     def forms(self, task: MethodTask, target: Target) -> list[Form]:
         plain = task.form("liplt")
         rescaled = task.rescaled_form(target)
-        # The first form's tails and constants between sites become those of the bound: LipLT's are in plain units.
+        # The first form's tails and constants between sites become those of the bound:
+        # LipLT's are in plain units.
         forms = [plain, task.form("naive"), rescaled]
         if self._refines(task, plain):
             forms.append(task.refined_form())
-            # Refined forms share the norms of what they refine, so that they cost no further failure probability.
+            # Refined forms share the norms of what they refine, so that they cost no
+            # further failure probability.
             forms.append(refine(rescaled, task.options, progress=task.progress))
         for method in ("liplt", "naive"):
             promised = task.promised_form(method)
@@ -42,8 +49,12 @@ class Best(Method):
         return forms
 
     def _refines(self, task: MethodTask, plain: Form) -> bool:
-        half = replace(task.options, memory=task.options.memory // 2)  # two refined forms at a time
-        return task.neurons() <= min(_DENSE, task.options.dense_limit) and refinable(plain, half)
+        half = replace(
+            task.options, memory=task.options.memory // 2
+        )  # two refined forms at a time
+        return task.neurons() <= min(_DENSE, task.options.dense_limit) and refinable(
+            plain, half
+        )
 
     def values(self, task: MethodTask, target: Target) -> Mapping[str, Tensor]:
         # A matrix inequality has no such thing as stopping before the last layer.

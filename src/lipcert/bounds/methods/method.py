@@ -38,8 +38,9 @@ _MOST_FORMS = 6
 class MethodTask:
     """A program to be bounded, for some targets: what methods have in common is computed once.
 
-    promised: the same model with layers that are Lipschitz by construction as single sites, if it has any.
-    digest: the fingerprint of the program, under which finished norms are kept.
+    promised: the same model with layers that are Lipschitz by construction as single
+    sites, if it has any. digest: the fingerprint of the program, under which finished
+    norms are kept.
     """
 
     program: Program
@@ -53,7 +54,8 @@ class MethodTask:
 
     def keep(self, key: Any, make: Callable[[], T]) -> T:
         """What `make` returns, computed once for each key."""
-        # Norms of a form may be randomised: asked for twice, they would differ and spend the failure probability twice.
+        # Norms of a form may be randomised: asked for twice, they would differ and
+        # spend the failure probability twice.
         if key not in self._kept:
             self._kept[key] = make()
         kept: T = self._kept[key]
@@ -71,12 +73,17 @@ class MethodTask:
 
     def ellipsoids(self, target: Target) -> tuple[Ellipsoids, dict[str, Tensor]]:
         """Ellipsoids that are fitted to the weights, and the diagonals behind them."""
-        # Processes may round differently: with diagonals of the first one, all of them prove the same bound.
-        return self.keep(("ellipsoids", target.name), lambda: of_first(self._fit_ellipsoids(target)))
+        # Processes may round differently: with diagonals of the first one, all of them
+        # prove the same bound.
+        return self.keep(
+            ("ellipsoids", target.name), lambda: of_first(self._fit_ellipsoids(target))
+        )
 
     @torch.enable_grad()
     def _fit_ellipsoids(self, target: Target) -> tuple[Ellipsoids, dict[str, Tensor]]:
-        return fitted_ellipsoids(self.network, target.name, self.fit, partial(self.progress, "multipliers"))
+        return fitted_ellipsoids(
+            self.network, target.name, self.fit, partial(self.progress, "multipliers")
+        )
 
     def neurons(self) -> int:
         """The number of entries of all nonlinearities."""
@@ -97,11 +104,16 @@ class MethodTask:
     def rescaled_form(self, target: Target) -> Form:
         """LipLT in coordinates that are fitted to the target."""
         key = ("rescaled", target.name)
-        return self.keep(key, lambda: self._make("rescaled", self.program, self.scales(target)))
+        return self.keep(
+            key, lambda: self._make("rescaled", self.program, self.scales(target))
+        )
 
     def refined_form(self) -> Form:
         """LipLT, refined by diagonal multipliers."""
-        return self.keep("lt-sdp", lambda: refine(self.form("liplt"), self.options, progress=self.progress))
+        return self.keep(
+            "lt-sdp",
+            lambda: refine(self.form("liplt"), self.options, progress=self.progress),
+        )
 
     def scales(self, target: Target) -> dict[str, Tensor]:
         """Diagonals by the names of their sites, fitted to the weights."""
@@ -109,34 +121,63 @@ class MethodTask:
 
     @torch.enable_grad()
     def _fit(self, target: Target) -> dict[str, Tensor]:
-        # In the model's own precision, which is faster: any positive diagonals are valid, however they were found.
+        # In the model's own precision, which is faster: any positive diagonals are
+        # valid, however they were found.
         network = normal_form(self.program)
-        return fitted_scales(network, target.name, self.fit, partial(self.progress, "coordinates"))
+        return fitted_scales(
+            network, target.name, self.fit, partial(self.progress, "coordinates")
+        )
 
-    def _make(self, method: str, program: Program, scales: Mapping[str, Tensor] | None = None) -> Form:
+    def _make(
+        self, method: str, program: Program, scales: Mapping[str, Tensor] | None = None
+    ) -> Form:
         network, rough = self._networks(program)
         # Norms up to site n, and up to the output, n + 1, if a target needs those.
         last = network.depth + self.whole_output
-        options = replace(self.options, failure_probability=self.options.failure_probability / _MOST_FORMS)
+        options = replace(
+            self.options,
+            failure_probability=self.options.failure_probability / _MOST_FORMS,
+        )
         name = method if program is self.program else f"promised {method}"
         kept = self._kept_norms(name, last, scales or {})
-        return make_form(method, network, last, options, self.progress, scales, rough, kept)
+        return make_form(
+            method, network, last, options, self.progress, scales, rough, kept
+        )
 
-    def _kept_norms(self, name: str, last: int, scales: Mapping[str, Tensor]) -> KeptNorms | None:
+    def _kept_norms(
+        self, name: str, last: int, scales: Mapping[str, Tensor]
+    ) -> KeptNorms | None:
         """Where finished norms of a form are kept: a folder for everything that they depend on."""
         options = self.options
         if options.keep is None:
             return None
-        # A norm that was kept for other options, weights or versions of torch would be a stale one.
-        numbers = [options.dense_limit, options.inflation, options.failure_probability, options.seed]
-        key = json.dumps([self.digest, name, last, tensors_digest(scales), numbers, VERSION, torch.__version__])
+        # A norm that was kept for other options, weights or versions of torch would be
+        # a stale one.
+        numbers = [
+            options.dense_limit,
+            options.inflation,
+            options.failure_probability,
+            options.seed,
+        ]
+        key = json.dumps(
+            [
+                self.digest,
+                name,
+                last,
+                tensors_digest(scales),
+                numbers,
+                VERSION,
+                torch.__version__,
+            ]
+        )
         return KeptNorms(options.keep / sha256(key.encode()).hexdigest()[:32])
 
     def _networks(self, program: Program) -> tuple[Network, Network]:
         """The network in float64, and in the program's own precision."""
 
         def make() -> tuple[Network, Network]:
-            # Rules are tried out once, in float64; the second network is only for estimates.
+            # Rules are tried out once, in float64; the second network is only for
+            # estimates.
             return normal_form(program, exact=True), normal_form(program, check=False)
 
         return self.keep(("networks", program is self.promised), make)

@@ -42,7 +42,8 @@ class Rescaled(Method):
     rank = 2
 
     def forms(self, task: MethodTask, target: Target) -> list[Form]:
-        # LipLT first: its constants between sites are in the units of the network, those of the other are not.
+        # LipLT first: its constants between sites are in the units of the network,
+        # those of the other are not.
         return [task.form("liplt"), task.rescaled_form(target)]
 
     def scales(self, task: MethodTask, target: Target) -> Mapping[str, Tensor]:
@@ -73,9 +74,15 @@ class EllipsoidBound(Method):
     def values(self, task: MethodTask, target: Target) -> Mapping[str, Tensor]:
         shared, _ = task.ellipsoids(target)
         fit = task.fit
-        # Multipliers were fitted in floating point without allowances. Here they are a proposal, which is proved.
+        # Multipliers were fitted in floating point without allowances. Here they are a
+        # proposal, which is proved.
         values = constants_of_ellipsoids(
-            task.apart, target.name, shared, steps=fit.each, lr=fit.lr, progress=task.progress
+            task.apart,
+            target.name,
+            shared,
+            steps=fit.each,
+            lr=fit.lr,
+            progress=task.progress,
         )
         return {self.name: values}
 
@@ -94,4 +101,6 @@ class LipSDP(Method):
         return [task.form("liplt")]
 
     def values(self, task: MethodTask, target: Target) -> Mapping[str, Tensor]:
-        return {self.name: lipsdp_constants(task.apart, target.name, progress=task.progress)}
+        return {
+            self.name: lipsdp_constants(task.apart, target.name, progress=task.progress)
+        }

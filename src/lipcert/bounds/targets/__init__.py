@@ -10,4 +10,12 @@ from lipcert.bounds.targets.target import TARGETS, Target, find_target, register
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
 
-__all__ = ["TARGETS", "Target", "class_norms", "default_target", "find_target", "pair_norms", "register_target"]
+__all__ = [
+    "TARGETS",
+    "Target",
+    "class_norms",
+    "default_target",
+    "find_target",
+    "pair_norms",
+    "register_target",
+]

@@ -9,7 +9,12 @@ from math import sqrt
 import torch
 from torch import Tensor
 
-from lipcert.bounds.targets.distances import bound_class_norms, bound_pair_norms, class_norms, pair_norms
+from lipcert.bounds.targets.distances import (
+    bound_class_norms,
+    bound_pair_norms,
+    class_norms,
+    pair_norms,
+)
 from lipcert.bounds.targets.target import Functional, Target, register_target
 from lipcert.network.normal_form import Network
 
@@ -39,7 +44,11 @@ class Whole(Target):
 
     def pairwise(self, value: Tensor, classes: int) -> Tensor:
         # z_a − z_b is ⟨e_a − e_b, z⟩, and ‖e_a − e_b‖ = √2.
-        return value * sqrt(2) * (1 - torch.eye(classes, dtype=value.dtype, device=value.device))
+        return (
+            value
+            * sqrt(2)
+            * (1 - torch.eye(classes, dtype=value.dtype, device=value.device))
+        )
 
     def functionals(self, classes: int) -> list[Functional]:
         return [((), torch.eye(classes, dtype=torch.float64))]
@@ -119,5 +128,8 @@ def default_target(network: Network) -> str:
     shape = network.output_shape
     if len(shape) == 1 and shape[0] > 1:
         return "pairwise"
-    _LOG.warning("outputs of shape %s are no logits: the constant is that of the network as a whole", shape)
+    _LOG.warning(
+        "outputs of shape %s are no logits: the constant is that of the network as a whole",
+        shape,
+    )
     return "network"

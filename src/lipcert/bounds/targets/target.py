@@ -17,8 +17,8 @@ Functional = tuple[tuple[Any, ...], Tensor]
 class Target(ABC):
     """A set of linear functionals of the output whose Lipschitz constants are wanted.
 
-    Their values have one shape per target. A target is known by its name; adding one is a subclass in a file of its own
-    with `@register_target`.
+    Their values have one shape per target. A target is known by its name; adding one is
+    a subclass in a file of its own with `@register_target`.
     """
 
     name: ClassVar[str]

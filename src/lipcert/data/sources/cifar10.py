@@ -15,16 +15,33 @@ from lipcert.data.decoded import Decoded, cached
 from lipcert.data.download import Remote
 from lipcert.data.image_folder import decode_folder
 from lipcert.data.pickles import read_pickle
-from lipcert.data.sources.source import FileSource, part_remarks, register_source, with_remarks
+from lipcert.data.sources.source import (
+    FileSource,
+    part_remarks,
+    register_source,
+    with_remarks,
+)
 from lipcert.errors import DataError
 
-CLASS_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+CLASS_NAMES = (
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
+)
 _FOLDERS = ("", "cifar10", "cifar-10", "CIFAR10", "cifar10-jpeg")
 _PYTHON, _BINARY = "cifar-10-python.tar.gz", "cifar-10-binary.tar.gz"
 _ROW = 3 * 32 * 32
 _BATCH = 10_000
 
-# MD5 of the canonical Python batches, as on the page of the data set's readers; the binary ones have none.
+# MD5 of the canonical Python batches, as on the page of the data set's readers; the
+# binary ones have none.
 _BATCHES = {
     "data_batch_1": "c99cafc152244af753f735de768cd75f",
     "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
@@ -55,17 +72,25 @@ class Cifar10(FileSource):
     layout = f"{_PYTHON}, {_BINARY}, their unpacked batches, or images as train/<class>/*.png and test/<class>/*.png"
 
     def read(self, root: Path) -> Dataset | None:
-        # From what is certainly CIFAR-10 to what may have been compressed: batches, archives of them, images.
+        # From what is certainly CIFAR-10 to what may have been compressed: batches,
+        # archives of them, images.
         for subfolder in _FOLDERS:
             base = root / subfolder
-            for folder, suffix in (("cifar-10-batches-py", ""), ("cifar-10-batches-bin", ".bin")):
+            for folder, suffix in (
+                ("cifar-10-batches-py", ""),
+                ("cifar-10-batches-bin", ".bin"),
+            ):
                 for place in (base / folder, base):
                     if any((place / f"{name}{suffix}").is_file() for name in _BATCHES):
-                        return self._from_batches(_decode_batches(place, suffix), suffix)
+                        return self._from_batches(
+                            _decode_batches(place, suffix), suffix
+                        )
             for file, suffix in ((_PYTHON, ""), (_BINARY, ".bin")):
                 archive = base / file
                 if is_archive(archive):
-                    decoded = cached(archive, "cifar10", partial(_decode_batches, archive, suffix))
+                    decoded = cached(
+                        archive, "cifar10", partial(_decode_batches, archive, suffix)
+                    )
                     return self._from_batches(decoded, suffix)
             if all((base / "train" / name).is_dir() for name in CLASS_NAMES):
                 return self._from_images(base)
@@ -79,37 +104,64 @@ class Cifar10(FileSource):
         return self._dataset(decoded, [], note)
 
     def _from_images(self, source: Path) -> Dataset:
-        decoded = cached(source, "cifar10-images", partial(decode_folder, source, colour=True))
-        if decoded.class_names != CLASS_NAMES or set(decoded.splits) != {"train", "test"}:
+        decoded = cached(
+            source, "cifar10-images", partial(decode_folder, source, colour=True)
+        )
+        if decoded.class_names != CLASS_NAMES or set(decoded.splits) != {
+            "train",
+            "test",
+        }:
             raise DataError(
                 f"{source} is not CIFAR-10: expected train/ and test/ with the classes {', '.join(CLASS_NAMES)}"
             )
         shape = tuple(decoded.splits["train"].images.shape[1:])
         if shape != (3, 32, 32):
-            raise DataError(f"{source} is not CIFAR-10: its images are {shape}, expected (3, 32, 32)")
+            raise DataError(
+                f"{source} is not CIFAR-10: its images are {shape}, expected (3, 32, 32)"
+            )
         formats = ", ".join(decoded.formats)
         return self._dataset(decoded, [formats], f"{formats} images of {source.name}")
 
     def _dataset(self, decoded: Decoded, remarks: list[str], note: str) -> Dataset:
         train, test = decoded.splits["train"], decoded.splits["test"]
         remarks = remarks + part_remarks(train, test, (5 * _BATCH, _BATCH))
-        return Dataset(self.name, with_remarks(self.title, remarks), train, test, CLASS_NAMES, note)
+        return Dataset(
+            self.name, with_remarks(self.title, remarks), train, test, CLASS_NAMES, note
+        )
 
 
 def parse_python_batch(content: bytes, path: str) -> Batch:
     """Rows and labels of a pickled batch; a whole one has to be the canonical one."""
     values = read_pickle(content, path)
     # Keys are bytes in a pickle of Python 2, as the canonical one is.
-    rows, labels = values.get(b"data", values.get("data")), values.get(b"labels", values.get("labels"))
-    if not isinstance(rows, np.ndarray) or rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[1] != _ROW:
-        raise DataError(f"{path} has no data of uint8 (N, {_ROW}); it is not a batch of CIFAR-10")
-    if not isinstance(labels, list) or not all(type(label) is int and 0 <= label <= 9 for label in labels):
-        raise DataError(f"{path} has no labels from 0 to 9; it is not a batch of CIFAR-10")
+    rows, labels = (
+        values.get(b"data", values.get("data")),
+        values.get(b"labels", values.get("labels")),
+    )
+    if (
+        not isinstance(rows, np.ndarray)
+        or rows.dtype != np.uint8
+        or rows.ndim != 2
+        or rows.shape[1] != _ROW
+    ):
+        raise DataError(
+            f"{path} has no data of uint8 (N, {_ROW}); it is not a batch of CIFAR-10"
+        )
+    if not isinstance(labels, list) or not all(
+        type(label) is int and 0 <= label <= 9 for label in labels
+    ):
+        raise DataError(
+            f"{path} has no labels from 0 to 9; it is not a batch of CIFAR-10"
+        )
     if len(labels) != len(rows) or not labels:
         raise DataError(f"{path} has {len(labels):,} labels for {len(rows):,} images")
     expected = _BATCHES[Path(path).name]
-    # A part of a batch, as tests have it, cannot be compared; the title then says that it is a part.
-    if len(rows) == _BATCH and hashlib.md5(content, usedforsecurity=False).hexdigest() != expected:
+    # A part of a batch, as tests have it, cannot be compared; the title then says that
+    # it is a part.
+    if (
+        len(rows) == _BATCH
+        and hashlib.md5(content, usedforsecurity=False).hexdigest() != expected
+    ):
         raise DataError(
             f"{path} is not the batch of CIFAR-10: its content has another MD5 than {expected}; fetch it again"
         )
@@ -119,10 +171,14 @@ def parse_python_batch(content: bytes, path: str) -> Batch:
 def parse_binary_batch(content: bytes, path: str) -> Batch:
     """Rows and labels of a binary batch: a byte of label and 3072 of pixels per image."""
     if len(content) % (_ROW + 1) or not content:
-        raise DataError(f"{path} has {len(content):,} bytes, expected a multiple of {_ROW + 1:,}; fetch it again")
+        raise DataError(
+            f"{path} has {len(content):,} bytes, expected a multiple of {_ROW + 1:,}; fetch it again"
+        )
     records = np.frombuffer(content, np.uint8).reshape(-1, _ROW + 1)
     if records[:, 0].max() > 9:
-        raise DataError(f"{path} has the label {records[:, 0].max()}, expected 0 to 9; it is not a batch of CIFAR-10")
+        raise DataError(
+            f"{path} has the label {records[:, 0].max()}, expected 0 to 9; it is not a batch of CIFAR-10"
+        )
     return records[:, 1:], records[:, 0]
 
 
@@ -133,11 +189,15 @@ def _decode_batches(source: Path, suffix: str) -> Decoded:
     depth = 0 if source.is_dir() else 1
     names = [f"{name}{suffix}" for name in _BATCHES]
     batches: dict[str, Batch] = {}
-    for path, content in read_files(source, lambda path: path.count("/") <= depth and Path(path).name in names):
+    for path, content in read_files(
+        source, lambda path: path.count("/") <= depth and Path(path).name in names
+    ):
         batches[Path(path).name] = parse(content, f"{source}/{path}")
     missing = sorted(set(names) - set(batches))
     if missing:
-        raise DataError(f"{source} lacks {', '.join(missing)} of CIFAR-10; put them there or fetch {_PYTHON} again")
+        raise DataError(
+            f"{source} lacks {', '.join(missing)} of CIFAR-10; put them there or fetch {_PYTHON} again"
+        )
     # In the order of _BATCHES, whatever that of the archive is.
     *training, test = [batches[name] for name in names]
     return Decoded({"train": _join(training), "test": _join([test])}, CLASS_NAMES, ())

@@ -24,6 +24,8 @@ class Digits(Source):
         bunch = load_digits()
         # Floats from 0 to 16 that are whole numbers: as bytes nothing is lost.
         images = bunch.images.astype(np.uint8)[:, None]
-        train, test = split_by_seed(split_from_arrays(images, bunch.target, maximum=16), seed)
+        train, test = split_by_seed(
+            split_from_arrays(images, bunch.target, maximum=16), seed
+        )
         note = f"scikit-learn's digits, {split_note(seed, train, test)}"
         return Dataset("digits", "digits", train, test, tuple("0123456789"), note)

@@ -14,12 +14,21 @@ from numpy.typing import NDArray
 from lipcert.data.archives import read_bytes
 from lipcert.data.dataset import Dataset, Split, split_from_arrays
 from lipcert.data.download import Remote
-from lipcert.data.sources.source import FileSource, IncompleteError, part_remarks, register_source, with_remarks
+from lipcert.data.sources.source import (
+    FileSource,
+    IncompleteError,
+    part_remarks,
+    register_source,
+    with_remarks,
+)
 from lipcert.errors import DataError
 
 _FOLDERS = ("", "mnist", "MNIST", "MNIST/raw", "mnist/MNIST/raw")
 _SIZES = {"train": 60_000, "t10k": 10_000}
-_MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist", "https://storage.googleapis.com/cvdf-datasets/mnist")
+_MIRRORS = (
+    "https://ossci-datasets.s3.amazonaws.com/mnist",
+    "https://storage.googleapis.com/cvdf-datasets/mnist",
+)
 
 # SHA-256 of the canonical files without and with compression.
 _CHECKSUMS = {
@@ -45,21 +54,31 @@ _CHECKSUMS = {
 def read_idx(path: Path, dimensions: int) -> tuple[NDArray[np.uint8], bytes]:
     """The array of an idx file of unsigned bytes with so many dimensions, and the file's content without compression.
 
-    The format: 0, 0, the type 8, the number of dimensions, each dimension as a big-endian 32-bit number, the bytes.
+    The format: 0, 0, the type 8, the number of dimensions, each dimension as a
+    big-endian 32-bit number, the bytes.
     """
     content = read_bytes(path)
-    # By the first bytes, not by the name: browsers unpack .gz files and keep their names.
+    # By the first bytes, not by the name: browsers unpack .gz files and keep their
+    # names.
     if content[:2] == b"\x1f\x8b":
         try:
             content = gzip.decompress(content)
         except (OSError, EOFError, zlib.error) as error:
-            raise DataError(f"{path} is truncated or not a gzip file ({error}); fetch it again") from error
+            raise DataError(
+                f"{path} is truncated or not a gzip file ({error}); fetch it again"
+            ) from error
     magic = bytes([0, 0, 8, dimensions])
     if content[:4] != magic:
-        raise DataError(f"{path} is not an idx file: it begins with {content[:4].hex()}, expected {magic.hex()}")
+        raise DataError(
+            f"{path} is not an idx file: it begins with {content[:4].hex()}, expected {magic.hex()}"
+        )
     start = 4 + 4 * dimensions
-    # A header that is cut short is filled up with zeros; the length below then refuses it.
-    shape = tuple(int(size) for size in np.frombuffer(content[4:start].ljust(4 * dimensions, b"\0"), ">u4"))
+    # A header that is cut short is filled up with zeros; the length below then refuses
+    # it.
+    shape = tuple(
+        int(size)
+        for size in np.frombuffer(content[4:start].ljust(4 * dimensions, b"\0"), ">u4")
+    )
     if len(content) != start + prod(shape):
         raise DataError(
             f"{path} has {len(content):,} bytes, expected {start + prod(shape):,} for {shape}; fetch it again"
@@ -68,15 +87,24 @@ def read_idx(path: Path, dimensions: int) -> tuple[NDArray[np.uint8], bytes]:
 
 
 def _read_split(split: str, files: dict[str, Path]) -> Split:
-    images_name, labels_name = f"{split}-images-idx3-ubyte", f"{split}-labels-idx1-ubyte"
+    images_name, labels_name = (
+        f"{split}-images-idx3-ubyte",
+        f"{split}-labels-idx1-ubyte",
+    )
     images, image_content = read_idx(files[images_name], 3)
     labels, label_content = read_idx(files[labels_name], 1)
     if images.shape[1:] != (28, 28) or len(images) == 0:
-        raise DataError(f"{files[images_name]} has images of {images.shape}, expected (N, 28, 28)")
+        raise DataError(
+            f"{files[images_name]} has images of {images.shape}, expected (N, 28, 28)"
+        )
     if len(images) != len(labels):
-        raise DataError(f"{files[labels_name]} has {len(labels):,} labels for {len(images):,} images")
+        raise DataError(
+            f"{files[labels_name]} has {len(labels):,} labels for {len(images):,} images"
+        )
     if labels.max() > 9:
-        raise DataError(f"{files[labels_name]} has the label {labels.max()}, expected 0 to 9")
+        raise DataError(
+            f"{files[labels_name]} has the label {labels.max()}, expected 0 to 9"
+        )
     # A part of MNIST has no checksum to compare with; its title says that it is a part.
     if len(images) == _SIZES[split]:
         _check_content(files[images_name], image_content, _CHECKSUMS[images_name][0])
@@ -87,7 +115,9 @@ def _read_split(split: str, files: dict[str, Path]) -> Split:
 def _check_content(path: Path, content: bytes, sha256: str) -> None:
     """Other data sets, such as Fashion-MNIST, use the same names, sizes and format."""
     if hashlib.sha256(content).hexdigest() != sha256:
-        raise DataError(f"{path} is not the file of MNIST: its content has another SHA-256; fetch it again")
+        raise DataError(
+            f"{path} is not the file of MNIST: its content has another SHA-256; fetch it again"
+        )
 
 
 def _remotes() -> tuple[Remote, ...]:
@@ -126,12 +156,16 @@ class Mnist(FileSource):
             missing = [name for name in _CHECKSUMS if name not in files]
             if files and missing:
                 listed = ", ".join(missing)
-                raise IncompleteError(f"{folder} lacks {listed} of MNIST (or the same with .gz); put them there")
+                raise IncompleteError(
+                    f"{folder} lacks {listed} of MNIST (or the same with .gz); put them there"
+                )
             if files:
                 return self._read_files(files)
         return None
 
     def _read_files(self, files: dict[str, Path]) -> Dataset:
         train, test = _read_split("train", files), _read_split("t10k", files)
-        title = with_remarks(self.title, part_remarks(train, test, (_SIZES["train"], _SIZES["t10k"])))
+        title = with_remarks(
+            self.title, part_remarks(train, test, (_SIZES["train"], _SIZES["t10k"]))
+        )
         return Dataset(self.name, title, train, test, tuple("0123456789"), "idx files")

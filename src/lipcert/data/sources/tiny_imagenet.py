@@ -18,7 +18,12 @@ from lipcert.errors import DataError
 _TOP = "tiny-imagenet-200"
 _ARCHIVE = f"{_TOP}.zip"
 _FOLDERS = ("", "tiny-imagenet", _TOP, f"tiny-imagenet/{_TOP}")
-_READ = ("train/", "val/", "wnids.txt", "words.txt")  # the images of test/ have no labels
+_READ = (
+    "train/",
+    "val/",
+    "wnids.txt",
+    "words.txt",
+)  # the images of test/ have no labels
 _CLASSES, _PER_CLASS = 200, 500
 
 
@@ -33,7 +38,10 @@ class TinyImageNet(FileSource):
         Remote(
             _ARCHIVE,
             "6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
-            (f"https://cs231n.stanford.edu/{_ARCHIVE}", f"http://cs231n.stanford.edu/{_ARCHIVE}"),
+            (
+                f"https://cs231n.stanford.edu/{_ARCHIVE}",
+                f"http://cs231n.stanford.edu/{_ARCHIVE}",
+            ),
         ),
     )
     layout = f"{_ARCHIVE} or its unpacked folder {_TOP}"
@@ -61,7 +69,14 @@ class TinyImageNet(FileSource):
             remarks.append(f"{per_class} per class")
         images = f"{per_class} of {_PER_CLASS} training images per class, {len(test):,} validation images"
         note = f"{images}, from {source.name}"
-        return Dataset(self.name, with_remarks(self.title, remarks), train, test, decoded.class_names, note)
+        return Dataset(
+            self.name,
+            with_remarks(self.title, remarks),
+            train,
+            test,
+            decoded.class_names,
+            note,
+        )
 
 
 def _decode(source: Path) -> Decoded:
@@ -86,11 +101,15 @@ def _decode(source: Path) -> Decoded:
         elif rest[0] in labels:
             train.append((labels[rest[0]], image))
         else:
-            raise DataError(f"{source}: {image.path} is of the class {rest[0]!r}, which wnids.txt does not list")
+            raise DataError(
+                f"{source}: {image.path} is of the class {rest[0]!r}, which wnids.txt does not list"
+            )
     empty = sorted(set(range(len(ids))) - {label for label, _ in train})
     if empty:
         culprit = ids[empty[0]]
-        raise DataError(f"{source} has no training images of {len(empty)} classes, such as {culprit}; fetch it again")
+        raise DataError(
+            f"{source} has no training images of {len(empty)} classes, such as {culprit}; fetch it again"
+        )
     test = _annotated(source, texts, validation, labels)
     splits = stack_splits(source, {"train": train, "test": test})
     formats = {image.format for image in images}
@@ -98,26 +117,39 @@ def _decode(source: Path) -> Decoded:
 
 
 def _annotated(
-    source: Path, texts: dict[str, str], images: dict[str, DecodedImage], labels: dict[str, int]
+    source: Path,
+    texts: dict[str, str],
+    images: dict[str, DecodedImage],
+    labels: dict[str, int],
 ) -> list[Labelled]:
     """Labels and images of val/, in the order of the file names."""
     annotations: dict[str, int] = {}
     for number, line in enumerate(_lines(source, texts, "val/val_annotations.txt"), 1):
         fields = line.split("\t")
         if len(fields) < 2 or fields[1] not in labels:
-            raise DataError(f"{source}: line {number} of val_annotations.txt does not name an image and its class")
+            raise DataError(
+                f"{source}: line {number} of val_annotations.txt does not name an image and its class"
+            )
         annotations[fields[0]] = labels[fields[1]]
     # The first name that only one side has.
     for name in sorted(annotations.keys() ^ images.keys()):
-        lack = "is not in val_annotations.txt" if name in images else "is named by val_annotations.txt but missing"
-        raise DataError(f"{source}: the validation image {name} {lack}; fetch the data set again")
+        lack = (
+            "is not in val_annotations.txt"
+            if name in images
+            else "is named by val_annotations.txt but missing"
+        )
+        raise DataError(
+            f"{source}: the validation image {name} {lack}; fetch the data set again"
+        )
     return [(annotations[name], images[name]) for name in sorted(images)]
 
 
 def _lines(source: Path, texts: dict[str, str], name: str) -> list[str]:
     lines = [line.strip() for line in texts.get(name, "").splitlines() if line.strip()]
     if not lines:
-        raise DataError(f"{source} lacks {name} (or it is empty); fetch the data set again")
+        raise DataError(
+            f"{source} lacks {name} (or it is empty); fetch the data set again"
+        )
     return lines
 
 

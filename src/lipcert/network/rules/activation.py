@@ -66,7 +66,9 @@ def leaky_relu(call: Call, x: Any, negative_slope: float = 0.01) -> Result:
 @rule_for("rrelu")
 def random_relu(call: Call, *args: Any, **kwargs: Any) -> Result:
     """In eval mode it is captured as a LeakyReLU."""
-    raise TrainingModeError(f"{call.name} (RReLU) is in training mode, where it is random; call model.eval() first")
+    raise TrainingModeError(
+        f"{call.name} (RReLU) is in training mode, where it is random; call model.eval() first"
+    )
 
 
 @rule_for("prelu _prelu_kernel")
@@ -83,11 +85,15 @@ _MODERATE = 2.0**20
 def _check_moderate(**parameters: float) -> None:
     for name, value in parameters.items():
         if not 1 / _MODERATE <= abs(value) <= _MODERATE:
-            raise Refusal(f"with {name}={value:g} numbers inside it may under- or overflow; use one closer to 1")
+            raise Refusal(
+                f"with {name}={value:g} numbers inside it may under- or overflow; use one closer to 1"
+            )
 
 
 @rule_for("elu")
-def elu(call: Call, x: Any, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Result:
+def elu(
+    call: Call, x: Any, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0
+) -> Result:
     """scale·x above zero, scale·alpha·(exp(input_scale·x) − 1) below; torch writes SELU and CELU in place so."""
     _check_moderate(scale=scale, input_scale=input_scale)
     if alpha != 0:
@@ -95,15 +101,21 @@ def elu(call: Call, x: Any, alpha: float = 1.0, scale: float = 1.0, input_scale:
     if scale == 1 and input_scale == 1:
         return slopes.elu(float(alpha))
     if input_scale < 0:
-        raise Refusal(f"with input_scale={input_scale} its slopes are unbounded; use a positive one")
-    # The slope is `scale` above zero, and scale·alpha·input_scale·exp(…) below, with exp between 0 and 1.
+        raise Refusal(
+            f"with input_scale={input_scale} its slopes are unbounded; use a positive one"
+        )
+    # The slope is `scale` above zero, and scale·alpha·input_scale·exp(…) below, with
+    # exp between 0 and 1.
     ends = (0.0, float(scale), scale * alpha * input_scale)
     low, high = min(ends), max(ends)
     slack = _rounded_products(call) * max(-low, high)
-    # If no slope is negative, 0 is exact; other ends move outwards by what the rounding of their factors can cost.
+    # If no slope is negative, 0 is exact; other ends move outwards by what the rounding
+    # of their factors can cost.
     if low < 0:
         low -= slack
-    curvature = abs(scale * alpha * input_scale * input_scale) * (1 + _rounded_products(call))
+    curvature = abs(scale * alpha * input_scale * input_scale) * (
+        1 + _rounded_products(call)
+    )
     return Slope(low, high + slack, ulps=6.0, kinks=(0.0,), curvature=curvature)
 
 
@@ -117,7 +129,8 @@ def celu(call: Call, x: Any, alpha: float = 1.0) -> Result:
     if alpha <= 0:
         raise Refusal(f"with alpha={alpha} its slopes are unbounded; use alpha > 0")
     _check_moderate(alpha=alpha)
-    # torch multiplies by 1/alpha and by alpha: for a power of two both are exact, and no slope exceeds 1.
+    # torch multiplies by 1/alpha and by alpha: for a power of two both are exact, and
+    # no slope exceeds 1.
     exact = frexp(alpha)[0] == 0.5  # else the product of alpha and its inverse is not 1
     slack = 0.0 if exact else _rounded_products(call)
     return replace(slopes.smooth((1 + 1e-15 + slack) / alpha, 0.0), beta=1 + slack)
@@ -131,12 +144,16 @@ def softplus(call: Call, x: Any, beta: float = 1.0, threshold: float = 20.0) -> 
     _check_moderate(beta=beta)
     narrow = call.recorded.dtype
     if threshold > 0.99 * log(torch.finfo(narrow).max):
-        raise Refusal(f"exp overflows in {narrow} below threshold={threshold}; use nn.Softplus(threshold=40)")
-    # A model without tensors runs in the type of its input: there, the jump has to drown in float64, too.
+        raise Refusal(
+            f"exp overflows in {narrow} below threshold={threshold}; use nn.Softplus(threshold=40)"
+        )
+    # A model without tensors runs in the type of its input: there, the jump has to
+    # drown in float64, too.
     dtype = torch.float64
     if call.typed:
         dtype = call.recorded.dtype
-    # The jump is at most e^−threshold/beta. It drowns if it is below the rounding of the result, u·threshold/beta.
+    # The jump is at most e^−threshold/beta. It drowns if it is below the rounding of
+    # the result, u·threshold/beta.
     if threshold <= 0 or exp(-threshold) > threshold * UNIT_ROUNDOFF.get(dtype, 1.0):
         raise Refusal(
             f"threshold={threshold} makes a jump in {dtype} where torch switches to the identity; "
@@ -157,14 +174,18 @@ def threshold(call: Call, x: Any, limit: float, value: float) -> Result:
     """x above the limit, a fixed value below it."""
     # Only with the fixed value at the limit itself are both branches joined.
     if limit != value:
-        raise Refusal(f"it jumps from {value:g} to {limit:g}, so no constant bounds its slope; use ReLU")
+        raise Refusal(
+            f"it jumps from {value:g} to {limit:g}, so no constant bounds its slope; use ReLU"
+        )
     return slopes.clipping(float(limit))
 
 
 @rule_for("clamp clamp_min clamp_max clip")
 def clamp(call: Call, x: Any, *limits: Any, **kwargs: Any) -> Result:
     if len(call.inputs) != 1 or not isinstance(x, Input):
-        raise Refusal("its limits depend on the network's input; use torch.maximum or torch.minimum")
+        raise Refusal(
+            "its limits depend on the network's input; use torch.maximum or torch.minimum"
+        )
     return slopes.clipping(*_limits(call))
 
 

@@ -56,21 +56,28 @@ def matmul(call: Call, a: Any, b: Any) -> Result:
         if b().dim() == 2:
             return Dense(lambda: b().T, shape, call.out_shape)
         return call.product(terms=shape[-1])
-    # With a batch of matrices on the other side, rows stay apart because the batch axis is in front of both.
+    # With a batch of matrices on the other side, rows stay apart because the batch axis
+    # is in front of both.
     if len(shape) < 2:
-        raise Refusal("it multiplies a constant matrix by a tensor whose rows are columns; use x @ W")
+        raise Refusal(
+            "it multiplies a constant matrix by a tensor whose rows are columns; use x @ W"
+        )
     return call.product(terms=shape[-2])
 
 
 def _product_of_matrices(call: Call, a: Input, b: Input) -> Result:
     """Of every row of the batch by itself: both have matrices behind the batch axis, and the same axes before them."""
     if len(a.shape) < 2 or len(b.shape) < 2 or a.shape[:-2] != b.shape[:-2]:
-        raise Refusal("it multiplies tensors that depend on the input and differ in their leading axes; expand them")
+        raise Refusal(
+            "it multiplies tensors that depend on the input and differ in their leading axes; expand them"
+        )
     return product_of_inputs(call, a, b, terms=a.shape[-1])
 
 
 @rule_for("addmm")
-def addmm(call: Call, bias: Any, x: Any, weight: Any, *, beta: float = 1, alpha: float = 1) -> Result:
+def addmm(
+    call: Call, bias: Any, x: Any, weight: Any, *, beta: float = 1, alpha: float = 1
+) -> Result:
     _constant_bias(bias)
     if alpha != 1:
         raise Refusal("alpha must be 1")
@@ -80,30 +87,45 @@ def addmm(call: Call, bias: Any, x: Any, weight: Any, *, beta: float = 1, alpha:
 @rule_for("tensordot")
 def tensordot(call: Call, a: Any, b: Any, dims_a: Any, dims_b: Any) -> Result:
     if not isinstance(a, Input) or not isinstance(b, Constant):
-        raise Refusal("its first argument must be the network's input, and the second one constant; use einsum")
+        raise Refusal(
+            "its first argument must be the network's input, and the second one constant; use einsum"
+        )
     return call.product(terms=prod(a.shape[call.axis(dim)] for dim in dims_a))
 
 
 @rule_for("einsum")
 def einsum(call: Call, equation: str, tensors: Any, path: Any = None) -> Result:
     if len(call.inputs) != 1:
-        raise Refusal("a product of two tensors that depend on the input is not linear; use a constant")
-    # For 'bi,oi->bo' with x first: the operand is 'bi', its batch axis b, and i, which is not in the result, is summed.
+        raise Refusal(
+            "a product of two tensors that depend on the input is not linear; use a constant"
+        )
+    # For 'bi,oi->bo' with x first: the operand is 'bi', its batch axis b, and i, which
+    # is not in the result, is summed.
     left, arrow, result = equation.replace(" ", "").partition("->")
     operands = left.split(",")
     operand = operands[tensors.index(call.input)]
-    if not arrow or "." in equation or result[:1] != operand[:1] or operand.count(operand[0]) > 1:
-        raise Refusal("write its equation with the batch axis in front on both sides, such as 'bi,oi->bo'")
+    if (
+        not arrow
+        or "." in equation
+        or result[:1] != operand[:1]
+        or operand.count(operand[0]) > 1
+    ):
+        raise Refusal(
+            "write its equation with the batch axis in front on both sides, such as 'bi,oi->bo'"
+        )
     sizes: dict[str, int] = {}
     for letters, tensor in zip(operands, tensors, strict=True):
         shape = (1, *call.input.shape)
         if isinstance(tensor, Constant):
             shape = tuple(tensor().shape)
         sizes.update(zip(letters, shape, strict=True))
-    # What is left are the letters that are summed over: the product of their sizes counts the products of an entry.
+    # What is left are the letters that are summed over: the product of their sizes
+    # counts the products of an entry.
     for letter in result:
         del sizes[letter]
-    if len(tensors) > 2:  # what is multiplied first may under- or overflow, so that rounding errors are unknown
+    if (
+        len(tensors) > 2
+    ):  # what is multiplied first may under- or overflow, so that rounding errors are unknown
         return call.linear()
     return call.product(terms=prod(sizes.values()) + len(tensors))
 
@@ -123,12 +145,16 @@ def _kernel(x: Any, weight: Any, bias: Any) -> tuple[Live, Shape, int]:
     read, shape = _constant(weight), _row_shape(x)
     axes = read().dim() - 2
     if len(shape) != axes + 1:
-        raise Refusal("it takes the batch axis for that of the channels; give its input a batch axis")
+        raise Refusal(
+            "it takes the batch axis for that of the channels; give its input a batch axis"
+        )
     return read, shape, axes
 
 
 @rule_for("conv1d conv2d conv3d")
-def convolution(call: Call, x: Any, weight: Any, bias: Any = None, *args: Any, **kwargs: Any) -> Result:
+def convolution(
+    call: Call, x: Any, weight: Any, bias: Any = None, *args: Any, **kwargs: Any
+) -> Result:
     """A convolution, preceded by an explicit padding where the padding differs between the sides."""
     read, shape, axes = _kernel(x, weight, bias)
     stride = per_axis(call.argument("stride"), axes)
@@ -138,8 +164,17 @@ def convolution(call: Call, x: Any, weight: Any, bias: Any = None, *args: Any, *
     if padding == "valid":
         padding = 0
     if padding != "same":
-        return Convolution(read, shape, call.out_shape, stride, per_axis(padding, axes), dilation, groups)
-    # "same" adds d(k − 1) zeros along each axis; if that is odd, one more on the right than on the left.
+        return Convolution(
+            read,
+            shape,
+            call.out_shape,
+            stride,
+            per_axis(padding, axes),
+            dilation,
+            groups,
+        )
+    # "same" adds d(k − 1) zeros along each axis; if that is odd, one more on the right
+    # than on the left.
     before, sides, padded = [], [], [shape[0]]
     for side, kernel, step in zip(shape[1:], read().shape[2:], dilation, strict=True):
         total = step * (kernel - 1)
@@ -147,17 +182,35 @@ def convolution(call: Call, x: Any, weight: Any, bias: Any = None, *args: Any, *
         sides.append((total // 2, total - total // 2))
         padded.append(side + total)
     if all(left == right for left, right in sides):
-        return Convolution(read, shape, call.out_shape, stride, tuple(before), dilation, groups)
-    widths = [width for pair in reversed(sides) for width in pair]  # F.pad starts with the last axis
-    pad = Function(lambda t: F.pad(t, widths), shape, tuple(padded), terms=0, nonnegative=True)
-    return [pad, Convolution(read, pad.out_shape, call.out_shape, stride, (0,) * axes, dilation, groups)]
+        return Convolution(
+            read, shape, call.out_shape, stride, tuple(before), dilation, groups
+        )
+    widths = [
+        width for pair in reversed(sides) for width in pair
+    ]  # F.pad starts with the last axis
+    pad = Function(
+        lambda t: F.pad(t, widths), shape, tuple(padded), terms=0, nonnegative=True
+    )
+    return [
+        pad,
+        Convolution(
+            read, pad.out_shape, call.out_shape, stride, (0,) * axes, dilation, groups
+        ),
+    ]
 
 
 @rule_for("conv_transpose1d conv_transpose2d conv_transpose3d")
-def transposed_convolution(call: Call, x: Any, weight: Any, bias: Any = None, *args: Any, **kwargs: Any) -> Result:
+def transposed_convolution(
+    call: Call, x: Any, weight: Any, bias: Any = None, *args: Any, **kwargs: Any
+) -> Result:
     read, shape, axes = _kernel(x, weight, bias)
-    stride, padding, dilation = (per_axis(call.argument(name), axes) for name in ("stride", "padding", "dilation"))
-    return TransposedConvolution(read, shape, call.out_shape, stride, padding, dilation, call.argument("groups"))
+    stride, padding, dilation = (
+        per_axis(call.argument(name), axes)
+        for name in ("stride", "padding", "dilation")
+    )
+    return TransposedConvolution(
+        read, shape, call.out_shape, stride, padding, dilation, call.argument("groups")
+    )
 
 
 @rule_for(
@@ -168,17 +221,24 @@ def batch_norm(call: Call, x: Any, weight: Any, bias: Any, *args: Any) -> Result
     mean, variance = call.argument("running_mean"), call.argument("running_var")
     eps: float = call.argument("eps")
     if mean is None or variance is None:
-        raise Refusal("without running statistics its output depends on the whole batch; set track_running_stats=True")
+        raise Refusal(
+            "without running statistics its output depends on the whole batch; set track_running_stats=True"
+        )
     if call.argument("training"):
         raise TrainingModeError(
             f"{call.name} (BatchNorm) is in training mode, where it depends on the batch; call model.eval() first"
         )
     shape = _row_shape(x)
     read_mean, read_variance = _constant(mean, "mean"), _constant(variance, "variance")
-    # A sum below the smallest normal number may be taken for zero, whose inverse root is infinite.
+    # A sum below the smallest normal number may be taken for zero, whose inverse root
+    # is infinite.
     smallest = read_variance() + eps
-    if bool(((read_variance() < 0) | (smallest < torch.finfo(torch.float32).tiny)).any()):  # NaN is refused by its name
-        raise Refusal("its running variance is negative, or too small; restore the last good statistics, or raise eps")
+    if bool(
+        ((read_variance() < 0) | (smallest < torch.finfo(torch.float32).tiny)).any()
+    ):  # NaN is refused by its name
+        raise Refusal(
+            "its running variance is negative, or too small; restore the last good statistics, or raise eps"
+        )
 
     def per_channel(values: Tensor) -> Tensor:
         return values.reshape(-1, *(1,) * (len(shape) - 1))
@@ -189,7 +249,8 @@ def batch_norm(call: Call, x: Any, weight: Any, bias: Any, *args: Any) -> Result
             factor = factor * weight()
         return factor
 
-    # |mean·scale| and |bias| apart: they may cancel, and what is rounded is what they were before.
+    # |mean·scale| and |bias| apart: they may cancel, and what is rounded is what they
+    # were before.
     def offset() -> Tensor:
         added = (read_mean() * scale()).abs()
         if bias is not None:

@@ -10,7 +10,15 @@ from torch import Tensor
 from lipcert.network.linear import Identity, LinearOp, Scale, number
 from lipcert.network.program import Live
 from lipcert.network.rules.broadcasting import broadcast
-from lipcert.network.rules.call import BatchSize, Call, Constant, Input, Refusal, Result, Sum
+from lipcert.network.rules.call import (
+    BatchSize,
+    Call,
+    Constant,
+    Input,
+    Refusal,
+    Result,
+    Sum,
+)
 from lipcert.network.rules.registry import rule_for
 from lipcert.network.tangents import ONLY_LOCALLY, FlatPair, Product, local_slope
 
@@ -43,7 +51,9 @@ def multiply(call: Call, a: Any, b: Any) -> Result:
 def product_of_inputs(call: Call, a: Input, b: Input, terms: int = 0) -> Result:
     """A gate, or a product of matrices: bounded over balls only."""
     if not call.local:
-        raise Refusal(f"a product of two tensors that depend on the input is not Lipschitz; {ONLY_LOCALLY}")
+        raise Refusal(
+            f"a product of two tensors that depend on the input is not Lipschitz; {ONLY_LOCALLY}"
+        )
     return local_slope(Product(FlatPair(a.shape, b.shape), terms))
 
 
@@ -53,9 +63,13 @@ def divide(call: Call, a: Any, b: Any, *, rounding_mode: str | None = None) -> R
         raise Refusal("only division by a constant without rounding is supported")
     # Equal `Input`s are the same node: x/x is 1, but 0/0 at zero.
     if a == b:
-        raise Refusal("a quotient of a tensor and itself is not continuous at zero; leave it out")
+        raise Refusal(
+            "a quotient of a tensor and itself is not continuous at zero; leave it out"
+        )
     if isinstance(b, Input):
-        raise Refusal("a quotient of two tensors that depend on the input has no bounded slope; divide by a constant")
+        raise Refusal(
+            "a quotient of two tensors that depend on the input has no bounded slope; divide by a constant"
+        )
     divisor = _factor(b)
     return _scale(call, a, lambda: 1.0 / divisor())
 
@@ -68,10 +82,14 @@ MODERATE = 16.0
 def add_product(call: Call, x: Any, a: Any, b: Any, *, value: float = 1) -> Result:
     """x + value·a·b, or x + value·a/b."""
     if not 1 / MODERATE <= abs(value) <= MODERATE:
-        raise Refusal(f"with value={value:g} products inside it may under- or overflow; multiply by it beforehand")
+        raise Refusal(
+            f"with value={value:g} products inside it may under- or overflow; multiply by it beforehand"
+        )
     divides = call.operator == "addcdiv"
     if isinstance(b, Input) and (divides or isinstance(a, Input)):
-        raise Refusal("a product or quotient of two tensors that depend on the input is not Lipschitz; use a constant")
+        raise Refusal(
+            "a product or quotient of two tensors that depend on the input is not Lipschitz; use a constant"
+        )
     if isinstance(b, Input):
         a, b = b, a
     if not isinstance(a, Input):
@@ -91,11 +109,15 @@ def add_product(call: Call, x: Any, a: Any, b: Any, *, value: float = 1) -> Resu
 def interpolate(call: Call, start: Any, end: Any, weight: Any) -> Result:
     """(1 − weight)·start + weight·end."""
     if isinstance(weight, Input):
-        raise Refusal("its weight depends on the network's input, so it is not Lipschitz; use a constant")
+        raise Refusal(
+            "its weight depends on the network's input, so it is not Lipschitz; use a constant"
+        )
     if not isinstance(weight, Constant | BatchSize):
         rounded = float(torch.tensor(float(weight), dtype=call.recorded.dtype))
         if rounded != weight:  # 1 − weight is then another number, perhaps by far
-            raise Refusal(f"its weight, {weight}, is rounded to {call.recorded.dtype}; give it as a tensor")
+            raise Refusal(
+                f"its weight, {weight}, is rounded to {call.recorded.dtype}; give it as a tensor"
+            )
     share = _factor(weight)
     return _sum(call, (start, lambda: 1 - share()), (end, share))
 
@@ -130,7 +152,9 @@ def _copies(call: Call, x: Input) -> list[LinearOp]:
 def _factor(value: Any) -> Live:
     """Reads a constant or a number as a floating-point tensor."""
     if isinstance(value, BatchSize):
-        raise Refusal("it reads the number of rows of the batch, so each row depends on the whole batch")
+        raise Refusal(
+            "it reads the number of rows of the batch, so each row depends on the whole batch"
+        )
     if not isinstance(value, Constant):
         return number(float(value))
     if value().is_floating_point():
@@ -143,7 +167,8 @@ def _one_row(call: Call, factor: Live) -> Live:
     shape = factor().shape
     if len(shape) <= len(call.out_shape):
         return factor
-    # Rows would be multiplied by different factors: then a row's result depends on its place in the batch.
+    # Rows would be multiplied by different factors: then a row's result depends on its
+    # place in the batch.
     if shape[0] != 1:
         raise Refusal("the constant factor has its own batch axis")
     return lambda: factor().squeeze(0)

@@ -11,9 +11,12 @@ from lipcert.network.rules.call import Refusal
 
 def broadcast(shape: Shape, out_shape: Shape) -> Function:
     """Copies a row of one shape into a larger one, as arithmetic does."""
-    # torch aligns axes from the right: a row (3,) that meets rows (2, 3) would have its batch axis beside the 2.
+    # torch aligns axes from the right: a row (3,) that meets rows (2, 3) would have its
+    # batch axis beside the 2.
     if len(shape) != len(out_shape):
-        raise Refusal(f"it broadcasts rows of shape {shape} to {out_shape}; reshape them explicitly first")
+        raise Refusal(
+            f"it broadcasts rows of shape {shape} to {out_shape}; reshape them explicitly first"
+        )
 
     def copies(x: Tensor) -> Tensor:
         return x.expand(x.shape[0], *out_shape)

@@ -15,7 +15,13 @@ from lipcert.network.linear import Function, LinearOp, has_denormals
 from lipcert.network.program import Shape
 from lipcert.network.slopes import Slope
 
-_AXES = ("dim", "dims", "dim1", "dim2", "dimension")  # how operators call arguments that name axes
+_AXES = (
+    "dim",
+    "dims",
+    "dim1",
+    "dim2",
+    "dimension",
+)  # how operators call arguments that name axes
 
 
 class Refusal(Exception):
@@ -78,11 +84,13 @@ Result = Slope | LinearOp | Sequence[LinearOp] | Sum | Extremum | SortedPair | I
 class Call:
     """One operation of a captured program, as a rule sees it.
 
-    `args` and `kwargs` are those of the call, with `Input` for tensors that depend on the network's input and
-    `Constant` for those that do not; a rule is called as `rule(call, *args, **kwargs)`. `index`: which of several
-    results is meant. `node`: the operation in the program. `module` is set for calls of modules with a rule.
-    `typed`: the model's tensors determine the type in which it runs. `local`: only bounds over balls are wanted.
-    `apart`: sorted pairs are means and absolute values of differences.
+    `args` and `kwargs` are those of the call, with `Input` for tensors that depend on
+    the network's input and `Constant` for those that do not; a rule is called as
+    `rule(call, *args, **kwargs)`. `index`: which of several results is meant. `node`:
+    the operation in the program. `module` is set for calls of modules with a rule.
+    `typed`: the model's tensors determine the type in which it runs. `local`: only
+    bounds over balls are wanted. `apart`: sorted pairs are means and absolute values of
+    differences.
 
     Example:
         >>> @lipcert.register_rule(torch.cumsum)
@@ -119,7 +127,9 @@ class Call:
         """The only tensor that depends on the network's input."""
         inputs = self.inputs
         if len(inputs) != 1:
-            raise Refusal(f"it takes {len(inputs)} inputs that depend on the network's input, only one is supported")
+            raise Refusal(
+                f"it takes {len(inputs)} inputs that depend on the network's input, only one is supported"
+            )
         return inputs[0]
 
     def argument(self, name: str) -> Any:
@@ -135,10 +145,13 @@ class Call:
     def axis(self, dim: int, of: Shape | None = None) -> int:
         """The axis of a row that the dimension `dim` of a tensor is; refuses the batch axis."""
         shape = self.input.shape if of is None else of
-        # A tensor has the batch axis in front of the axes of a row: its dim 1 is axis 0, its dim −1 the last axis.
+        # A tensor has the batch axis in front of the axes of a row: its dim 1 is axis
+        # 0, its dim −1 the last axis.
         axis = dim % (len(shape) + 1) - 1
         if axis < 0:
-            raise Refusal("it works along the batch axis, so each row of its result depends on the whole batch")
+            raise Refusal(
+                "it works along the batch axis, so each row of its result depends on the whole batch"
+            )
         return axis
 
     def axes(self) -> list[int]:
@@ -151,18 +164,26 @@ class Call:
             for dim in dims or []:
                 axes.append(self.axis(dim))
         if not axes:
-            raise Refusal("it is taken over everything, the batch included; give it an axis")
+            raise Refusal(
+                "it is taken over everything, the batch included; give it an axis"
+            )
         return axes
 
     def linear(
-        self, function: Callable[[Tensor], Tensor] | None = None, *, terms: int = -1, nonnegative: bool = False
+        self,
+        function: Callable[[Tensor], Tensor] | None = None,
+        *,
+        terms: int = -1,
+        nonnegative: bool = False,
     ) -> Function:
         """The linear operation `function` (by default the call itself) on the only input.
 
-        The adjoint comes from automatic differentiation. State `terms` and `nonnegative` (see `Function`) if rounding
-        errors are to be bounded too.
+        The adjoint comes from automatic differentiation. State `terms` and
+        `nonnegative` (see `Function`) if rounding errors are to be bounded too.
         """
-        return Function(function or self.rerun, self.input.shape, self.out_shape, terms, nonnegative)
+        return Function(
+            function or self.rerun, self.input.shape, self.out_shape, terms, nonnegative
+        )
 
     def move(self) -> Function:
         """The call itself, which only moves or copies entries of the only input."""
@@ -180,18 +201,28 @@ class Call:
         """The call itself, which multiplies the only input by constants: |A| is the call with absolute constants."""
         for value in tree_leaves((self.args, dict(self.kwargs))):
             if isinstance(value, Constant) and has_denormals(value()):
-                raise Refusal("its constants have entries that processors may take for zero; set them to zero")
+                raise Refusal(
+                    "its constants have entries that processors may take for zero; set them to zero"
+                )
 
         def absolute(x: Tensor) -> Tensor:
             return self.run([x], torch.abs)
 
-        return Function(self.rerun, self.input.shape, self.out_shape, terms, absolute=absolute)
+        return Function(
+            self.rerun, self.input.shape, self.out_shape, terms, absolute=absolute
+        )
 
     def each(self) -> Sum:
         """The call itself, which only moves entries of several tensors, as a sum over those that are inputs."""
         terms = []
         for place, value in enumerate(self.inputs):
-            alone = Function(self._alone(place), value.shape, self.out_shape, terms=0, nonnegative=True)
+            alone = Function(
+                self._alone(place),
+                value.shape,
+                self.out_shape,
+                terms=0,
+                nonnegative=True,
+            )
             terms.append((value, [alone]))
         return Sum(terms)
 
@@ -207,7 +238,11 @@ class Call:
         """What the call returns for zero inputs, one row of it: the constants that it adds."""
         zeros = []
         for value in self.inputs:
-            zeros.append(torch.zeros(1, *value.shape, dtype=self.dtype, device=self.recorded.device))
+            zeros.append(
+                torch.zeros(
+                    1, *value.shape, dtype=self.dtype, device=self.recorded.device
+                )
+            )
         return self.run(zeros)[0]
 
     @property
@@ -220,9 +255,12 @@ class Call:
         """The call itself for a batch in place of its input."""
         return self.run([x] * len(self.inputs))
 
-    def run(self, inputs: Sequence[Tensor], change: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    def run(
+        self, inputs: Sequence[Tensor], change: Callable[[Tensor], Tensor] | None = None
+    ) -> Tensor:
         """The call itself for batches in place of its inputs; `change` is done to its floating-point constants."""
-        # tree_map visits values in the order of tree_leaves, so that inputs take their places in the order of `inputs`.
+        # tree_map visits values in the order of tree_leaves, so that inputs take their
+        # places in the order of `inputs`.
         remaining = iter(inputs)
         rows = len(inputs[0]) if inputs else 1
 

@@ -7,7 +7,15 @@ from typing import Any
 
 from lipcert.network import slopes
 from lipcert.network.normalised import Softmax
-from lipcert.network.rules.call import Call, Constant, Extremum, Input, Refusal, Result, SortedPair
+from lipcert.network.rules.call import (
+    Call,
+    Constant,
+    Extremum,
+    Input,
+    Refusal,
+    Result,
+    SortedPair,
+)
 from lipcert.network.rules.registry import rule_for
 from lipcert.network.tangents import local_slope
 
@@ -15,7 +23,9 @@ from lipcert.network.tangents import local_slope
 def check_values(call: Call) -> None:
     """Refuse the second result of operators that return entries and their positions."""
     if call.index not in (None, 0):
-        raise Refusal("the positions of entries are not continuous; use the values only")
+        raise Refusal(
+            "the positions of entries are not continuous; use the values only"
+        )
 
 
 @rule_for("softmax _softmax")
@@ -31,7 +41,8 @@ def extremum(call: Call, a: Any, b: Any = None, *args: Any) -> Result:
     """Of two tensors, or along an axis."""
     if not isinstance(b, Input | Constant):
         return extremum_along_axes(call)
-    # max(x, c) is c up to c and x from there on; min the other way round: a clamp with one limit.
+    # max(x, c) is c up to c and x from there on; min the other way round: a clamp with
+    # one limit.
     if isinstance(a, Constant):
         return slopes.clipping(a.read)
     if isinstance(b, Constant):
@@ -47,7 +58,8 @@ def extremum_along_axes(call: Call, *args: Any) -> Result:
     """The largest or smallest entries along axes: of entries that no two results share."""
     check_values(call)
     call.axes()
-    # |max a − max b| ≤ ‖a − b‖ over each set, and as no two sets share an entry, squares add up to at most ‖a − b‖².
+    # |max a − max b| ≤ ‖a − b‖ over each set, and as no two sets share an entry,
+    # squares add up to at most ‖a − b‖².
     sign = -1 if "min" in call.operator else 1
     return slopes.lipschitz_map(1.0, monotone=True, extremum=sign)
 
@@ -59,8 +71,13 @@ def sort(call: Call, *args: Any, **kwargs: Any) -> Result:
     (axis,) = call.axes()
     if call.argument("sorted") is False:
         raise Refusal("without sorted=True the order of its entries is not defined")
-    # Where means may pass linearly, (mean ∓ |difference|/2) is tighter than a map of which only its constant is known.
-    if (call.local or call.apart) and call.operator == "sort" and call.input.shape[axis] == 2:
+    # Where means may pass linearly, (mean ∓ |difference|/2) is tighter than a map of
+    # which only its constant is known.
+    if (
+        (call.local or call.apart)
+        and call.operator == "sort"
+        and call.input.shape[axis] == 2
+    ):
         return SortedPair(axis, bool(call.argument("descending")))
     return slopes.along_axis(slopes.lipschitz_map(1.0, monotone=True), axis)
 
@@ -76,17 +93,25 @@ def logsumexp(call: Call, *args: Any) -> Result:
 def vector_norm(call: Call, *args: Any, **kwargs: Any) -> Result:
     """The length of a vector changes by no more than the vector does; so does its largest entry."""
     if call.argument("ord") not in (2, inf) or call.argument("dim") is None:
-        raise Refusal("only l2 and l∞ norms along given axes are supported; use order 2 and dim")
+        raise Refusal(
+            "only l2 and l∞ norms along given axes are supported; use order 2 and dim"
+        )
     call.axes()
-    return slopes.lipschitz_map(1.0, ulps=None)  # squares underflow long before their root is small
+    return slopes.lipschitz_map(
+        1.0, ulps=None
+    )  # squares underflow long before their root is small
 
 
 @rule_for("linalg_norm linalg_matrix_norm")
 def norm(call: Call, *args: Any, **kwargs: Any) -> Result:
     """Frobenius norms of matrices, and l2 norms of vectors."""
     order, dims = call.argument("ord"), call.argument("dim")
-    is_length = dims is not None and (order in (None, "fro") or (order == 2 and len(dims) == 1))
+    is_length = dims is not None and (
+        order in (None, "fro") or (order == 2 and len(dims) == 1)
+    )
     if not is_length:
-        raise Refusal("only l2 norms along given axes are supported; use torch.linalg.vector_norm with dim")
+        raise Refusal(
+            "only l2 norms along given axes are supported; use torch.linalg.vector_norm with dim"
+        )
     call.axes()
     return slopes.lipschitz_map(1.0, ulps=None)

@@ -54,15 +54,20 @@ def _sides(call: Call) -> list[tuple[int, int]]:
     return list(zip(call.input.shape[-rank:], call.out_shape[-rank:], strict=True))
 
 
-@rule_for("max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices")
+@rule_for(
+    "max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices"
+)
 def max_pool(call: Call, x: Any, kernel: Any, *args: Any, **kwargs: Any) -> Result:
     """Its l2 constant is √(largest number of windows that contain one entry)."""
     check_values(call)
     rank = _rank(call)
     stride = call.argument("stride") or kernel
-    padding, dilation, ceil_mode = (call.argument(name) for name in ("padding", "dilation", "ceil_mode"))
+    padding, dilation, ceil_mode = (
+        call.argument(name) for name in ("padding", "dilation", "ceil_mode")
+    )
     options = [per_axis(option, rank) for option in (kernel, stride, padding, dilation)]
-    # Windows are products of sets along the axes, so that the numbers of windows around an entry multiply.
+    # Windows are products of sets along the axes, so that the numbers of windows around
+    # an entry multiply.
     overlap = 1
     for (side, _), k, s, p, d in zip(_sides(call), *options, strict=True):
         overlap *= _most_windows(F.max_pool1d(_entries(side), k, s, p, d, ceil_mode))
@@ -80,7 +85,8 @@ def adaptive_max_pool(call: Call, x: Any, size: Any) -> Result:
 
 def _entries(side: int) -> Tensor:
     """Every unit vector, as a batch of one channel."""
-    # Entry k of row k is 1: the windows whose maximum is 1 are those that contain it. (side, 1, side).
+    # Entry k of row k is 1: the windows whose maximum is 1 are those that contain it.
+    # (side, 1, side).
     return torch.eye(side, dtype=torch.float64)[:, None]
 
 
@@ -93,7 +99,9 @@ def _most_windows(pooled: Tensor) -> int:
 def average_pool(call: Call, x: Any, kernel: Any, *args: Any, **kwargs: Any) -> Result:
     divisor = call.argument("divisor_override")
     if divisor is not None and divisor < 0:
-        raise Refusal("divisor_override is negative; use a positive one and change the sign afterwards")
+        raise Refusal(
+            "divisor_override is negative; use a positive one and change the sign afterwards"
+        )
     return call.linear(terms=prod(per_axis(kernel, _rank(call))) + 1, nonnegative=True)
 
 
@@ -111,17 +119,24 @@ def adaptive_average(call: Call, x: Any, size: Any) -> Result:
 def upsample_nearest(call: Call, *args: Any) -> Result:
     """Copies of pixels. Which ones depends on the type in which positions are computed: that of the model."""
     shape = call.input.shape
-    # Every pixel is its own number; what arrives in the result are the numbers of its sources.
+    # Every pixel is its own number; what arrives in the result are the numbers of its
+    # sources.
     numbers = torch.arange(prod(shape)).reshape(1, *shape)
     source = torch.zeros(1, *call.out_shape, dtype=torch.long)
-    for factor in (1, 1 << 11, 1 << 22):  # digits to the base 2048, which every type holds exactly
+    for factor in (
+        1,
+        1 << 11,
+        1 << 22,
+    ):  # digits to the base 2048, which every type holds exactly
         digits = (numbers // factor % 2048).to(call.recorded.dtype)
         source += factor * call.rerun(digits).long()
     return Gather(source.reshape(-1), shape, call.out_shape)
 
 
 @rule_for("upsample_linear1d upsample_bilinear2d upsample_trilinear3d")
-def upsample_linear(call: Call, x: Any, size: Any, align_corners: bool, factors: Any = None) -> Result:
+def upsample_linear(
+    call: Call, x: Any, size: Any, align_corners: bool, factors: Any = None
+) -> Result:
     """Weights are exact if every side grows by a power of two; else they come from float positions, errors unknown."""
     grown = {enlarged / side for side, enlarged in _sides(call)}
     given = set(factors or grown)

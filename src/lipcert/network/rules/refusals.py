@@ -15,7 +15,9 @@ _STATISTIC = (
     "use BatchNorm, which is fixed in eval mode, or for LayerNorm lipcert.certify_local, which bounds it over a ball"
 )
 _QUOTIENT = "it divides by a power of its input, for which there is no rule; leave it out, or use BatchNorm"
-_POWER = "it takes powers and roots, for which there is no rule; use average or max-pooling"
+_POWER = (
+    "it takes powers and roots, for which there is no rule; use average or max-pooling"
+)
 _ATTENTION = (
     "attention is not globally Lipschitz; lipcert.certify_local bounds it over a ball where it is written out with "
     "matmul and softmax"
@@ -71,13 +73,28 @@ for _operators, _remedy in _OPERATORS.items():
 
 @rule_for("layer_norm")
 def layer_norm(
-    call: Call, x: Any, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, *args: Any
+    call: Call,
+    x: Any,
+    shape: Any,
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-5,
+    *args: Any,
 ) -> Result:
     """Bounded over balls only."""
     # A box is needed: over all inputs, the slope is only bounded by 1/√eps.
-    if not call.local or not isinstance(x, Input) or len(shape) > len(x.shape) or eps <= 0:
+    if (
+        not call.local
+        or not isinstance(x, Input)
+        or len(shape) > len(x.shape)
+        or eps <= 0
+    ):
         raise Refusal(_STATISTIC)
     if isinstance(weight, Input) or isinstance(bias, Input):
-        raise Refusal("its weight or bias depends on the network's input; multiply and add afterwards")
-    reads = [value.read if isinstance(value, Constant) else None for value in (weight, bias)]
+        raise Refusal(
+            "its weight or bias depends on the network's input; multiply and add afterwards"
+        )
+    reads = [
+        value.read if isinstance(value, Constant) else None for value in (weight, bias)
+    ]
     return local_slope(Normalisation(len(shape), float(eps), *reads))

@@ -21,14 +21,17 @@ MODULE_RULES: dict[str, dict[type[nn.Module], Rule]] = {"residual": {}, "certifi
 def register_rule(*keys: Any, view: str | None = None) -> Callable[[Rule], Rule]:
     """Decorator: use this rule for module classes, torch functions and methods, or operators.
 
-    A key is a subclass of nn.Module, an operator (`torch.ops.aten.sin`, or one of your own made with
-    `torch.library.custom_op`), or a function of torch, which stands for its operator: `torch.sin` covers `x.sin()` too.
-    The rule is called as `rule(call, *args, **kwargs)` with the arguments of the call and returns a `Slope` for a
-    nonlinearity, a linear operation for a linear map, or the `Input` itself for a call that changes nothing.
+    A key is a subclass of nn.Module, an operator (`torch.ops.aten.sin`, or one of your
+    own made with `torch.library.custom_op`), or a function of torch, which stands for
+    its operator: `torch.sin` covers `x.sin()` too. The rule is called as `rule(call,
+    *args, **kwargs)` with the arguments of the call and returns a `Slope` for a
+    nonlinearity, a linear operation for a linear map, or the `Input` itself for a call
+    that changes nothing.
 
-    A module with a rule is one operation of the network. What a rule says is tried out at many inputs whenever it is
-    used, and refused with a counterexample if it is false. Biases do not matter to slopes: give the linear part only.
-    A rule for one `view` (see `lipcert.trace`) is used in it alone.
+    A module with a rule is one operation of the network. What a rule says is tried out
+    at many inputs whenever it is used, and refused with a counterexample if it is
+    false. Biases do not matter to slopes: give the linear part only. A rule for one
+    `view` (see `lipcert.trace`) is used in it alone.
 
     Example:
         >>> class Squareplus(nn.Module):
@@ -43,11 +46,15 @@ def register_rule(*keys: Any, view: str | None = None) -> Callable[[Rule], Rule]
     if view is not None:
         check_choice("view", view, VIEWS)
     if not keys:
-        raise OptionError("a rule needs what it is for: module classes, torch functions or operators")
+        raise OptionError(
+            "a rule needs what it is for: module classes, torch functions or operators"
+        )
 
     def register(rule: Rule) -> Rule:
         if not callable(rule):
-            raise OptionError(f"a rule is a {type(rule).__name__}, expected a function of (call, *arguments)")
+            raise OptionError(
+                f"a rule is a {type(rule).__name__}, expected a function of (call, *arguments)"
+            )
         for key in keys:
             if not isinstance(key, type) or not issubclass(key, nn.Module):
                 RULES[operator_name(key)] = rule
@@ -87,7 +94,9 @@ def operator_name(key: Any) -> str:
 
 def _is_torch(function: Any) -> bool:
     method_of = getattr(function, "__objclass__", None)
-    module = getattr(function, "__module__", None) or getattr(method_of, "__module__", "torch")
+    module = getattr(function, "__module__", None) or getattr(
+        method_of, "__module__", "torch"
+    )
     return str(module).split(".")[0] in ("torch", "builtins")
 
 

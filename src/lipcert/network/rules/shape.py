@@ -10,17 +10,35 @@ import torch
 from lipcert.errors import TrainingModeError
 from lipcert.network.linear import Reshape
 from lipcert.network.rules.broadcasting import broadcast
-from lipcert.network.rules.call import BatchSize, Call, Constant, Input, Refusal, Result, Sum
+from lipcert.network.rules.call import (
+    BatchSize,
+    Call,
+    Constant,
+    Input,
+    Refusal,
+    Result,
+    Sum,
+)
 from lipcert.network.rules.registry import rule_for
 
 _POSITIONS = "the positions that it reads depend on the network's input, so it jumps; use constant positions"
-_FIXED_AXES = {"fliplr": 1, "flipud": 0, "hsplit": 1, "dsplit": 2, "vsplit": 0, "tril": -2, "triu": -2}
+_FIXED_AXES = {
+    "fliplr": 1,
+    "flipud": 0,
+    "hsplit": 1,
+    "dsplit": 2,
+    "vsplit": 0,
+    "tril": -2,
+    "triu": -2,
+}
 """Operators that work along an axis that is not among their arguments."""
 
 
 def _checked_input(x: Any, what: str) -> Input:
     if not isinstance(x, Input):
-        raise Refusal(f"it gives a constant the {what} of a tensor that depends on the input; use its {what} instead")
+        raise Refusal(
+            f"it gives a constant the {what} of a tensor that depends on the input; use its {what} instead"
+        )
     return x
 
 
@@ -54,8 +72,11 @@ def is_whole_slice(start: Any = None, end: Any = None, step: Any = None) -> bool
 
 
 @rule_for("slice")
-def slices(call: Call, x: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Result:
-    # Dimension 0 is the batch. Slices that leave out rows change the recorded shape, too, which is checked.
+def slices(
+    call: Call, x: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> Result:
+    # Dimension 0 is the batch. Slices that leave out rows change the recorded shape,
+    # too, which is checked.
     if dim % (len(call.input.shape) + 1) != 0:
         return call.move()
     if not is_whole_slice(start, end, step) and not isinstance(end, BatchSize):
@@ -70,13 +91,18 @@ def fold(call: Call, x: Any, size: Any, kernel: Any, *args: Any) -> Result:
 
 
 @rule_for("gather")
-def gather(call: Call, x: Any, dim: int, index: Any, *args: Any, **kwargs: Any) -> Result:
+def gather(
+    call: Call, x: Any, dim: int, index: Any, *args: Any, **kwargs: Any
+) -> Result:
     if not isinstance(index, Constant):
         raise Refusal(_POSITIONS)
     call.axis(dim)
-    # One row of a constant with a batch axis is read; positions of several rows would be different in each.
+    # One row of a constant with a batch axis is read; positions of several rows would
+    # be different in each.
     if len(index()) != 1:
-        raise Refusal("its positions have a batch axis of their own; expand them from one row")
+        raise Refusal(
+            "its positions have a batch axis of their own; expand them from one row"
+        )
     return call.move()
 
 
@@ -89,7 +115,9 @@ def index(call: Call, x: Any, indices: Any) -> Result:
         raise Refusal("it picks rows of the batch")
     for positions in indices:
         if isinstance(positions, Constant) and positions().dtype == torch.bool:
-            raise Refusal("torch.export does not know how many entries a mask picks; use positions, or x * mask")
+            raise Refusal(
+                "torch.export does not know how many entries a mask picks; use positions, or x * mask"
+            )
     return call.move()
 
 

@@ -29,7 +29,8 @@ class Embed(LinearOp):
 
     def _apply(self, x: Tensor) -> Tensor:
         after = self.out_shape[self.axis] - self.offset - self.in_shape[self.axis]
-        # F.pad takes pairs from the last axis on: nothing for the axes behind, then zeros before and after the block.
+        # F.pad takes pairs from the last axis on: nothing for the axes behind, then
+        # zeros before and after the block.
         trailing = len(self.in_shape) - 1 - self.axis
         return F.pad(x, (0, 0) * trailing + (self.offset, after))
 
@@ -44,13 +45,16 @@ class Embed(LinearOp):
 def concatenate(call: Call, tensors: Any, dim: int = 0) -> Result:
     axis = call.axis(dim, of=call.out_shape)
     terms: list[tuple[Input, list[LinearOp]]] = []
-    # cat of 3 channels, a constant of 1 and 2 channels: inputs are embedded at 0 and 4, and constants only take room.
+    # cat of 3 channels, a constant of 1 and 2 channels: inputs are embedded at 0 and 4,
+    # and constants only take room.
     offset = 0
     for tensor in tensors:
         if isinstance(tensor, Input):
             terms.append((tensor, [Embed(tensor.shape, call.out_shape, axis, offset)]))
             offset += tensor.shape[axis]
-        elif tensor().numel() > 0 or tensor().dim() > 1:  # torch leaves out empty vectors
+        elif (
+            tensor().numel() > 0 or tensor().dim() > 1
+        ):  # torch leaves out empty vectors
             offset += tensor().shape[axis + 1]
     return Sum(terms)
 
@@ -66,27 +70,37 @@ def stack(call: Call, *args: Any) -> Result:
 @rule_for("where")
 def where(call: Call, mask: Any, a: Any = None, b: Any = None) -> Result:
     if isinstance(mask, Input) or a is None:
-        raise Refusal("its mask depends on the network's input, so it jumps; use a constant mask, or torch.maximum")
+        raise Refusal(
+            "its mask depends on the network's input, so it jumps; use a constant mask, or torch.maximum"
+        )
     if isinstance(a, float | int) or isinstance(b, float | int):
         return call.move_beside_numbers()
     for value in call.inputs:
-        broadcast(value.shape, call.out_shape)  # refuses rows that torch would take for a batch
+        broadcast(
+            value.shape, call.out_shape
+        )  # refuses rows that torch would take for a batch
     return call.each()
 
 
 @rule_for("index_fill")
 def index_fill(call: Call, x: Any, dim: int, index: Any, value: Any) -> Result:
     if isinstance(index, Input) or isinstance(value, Input):
-        raise Refusal("its positions or its value depend on the network's input; use constants")
+        raise Refusal(
+            "its positions or its value depend on the network's input; use constants"
+        )
     call.axis(dim)
     return call.move_beside_numbers()
 
 
 @rule_for("index_put")
-def index_put(call: Call, x: Any, indices: Any, values: Any, accumulate: bool = False) -> Result:
+def index_put(
+    call: Call, x: Any, indices: Any, values: Any, accumulate: bool = False
+) -> Result:
     """Writes constants to constant positions, as y[:, [0, 2]] = 0 does."""
     if call.inputs != [x]:
-        raise Refusal("it writes what depends on the network's input, or where it says; use slices, cat or where")
+        raise Refusal(
+            "it writes what depends on the network's input, or where it says; use slices, cat or where"
+        )
     if accumulate:
         raise Refusal("it adds to entries; write the sum out")
     if not indices or indices[0] is not None:
@@ -97,7 +111,9 @@ def index_put(call: Call, x: Any, indices: Any, values: Any, accumulate: bool = 
 @rule_for("masked_fill")
 def masked_fill(call: Call, x: Any, mask: Any, value: Any) -> Result:
     if isinstance(mask, Input) or isinstance(value, Input):
-        raise Refusal("its mask or its value depends on the network's input; use a constant mask")
+        raise Refusal(
+            "its mask or its value depends on the network's input; use a constant mask"
+        )
     # `each` runs the call with zeros for constants, which leaves the linear part.
     if isinstance(value, Constant):
         return call.each()
