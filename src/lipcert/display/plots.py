@@ -246,14 +246,16 @@ def draw_lines(
         series.items(), colours(list(series)), "osD^vP*X" * 4, strict=False
     ):
         # A line through a single point is invisible.
-        style = {"marker": marker, "ms": 5} if marked or len(at) == 1 else {}
+        style: dict[str, Any] = {}
+        if marked or len(at) == 1:
+            style = {"marker": marker, "ms": 5}
         axes.plot(
             np.asarray(at),
             np.asarray(values, dtype=float) * factor,
             color=shade,
             label=name,
             **style,
-        )  # type: ignore[arg-type]
+        )
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     if percent:

@@ -106,11 +106,9 @@ def _split_node(module: fx.GraphModule, node: fx.Node, products: int) -> None:
             piece = graph.call_function(_aten.slice.Tensor, (x, axis, first, last))
             # Once, or it would be added as often as there are parts.
             offset = bias if first == 0 else None
-            parts.append(
-                graph.call_function(
-                    node.target, (piece, graph.get_attr(name), offset, *options)
-                )
-            )  # type: ignore[arg-type]
+            given = (piece, graph.get_attr(name), offset, *options)
+            part = graph.call_function(node.target, given)  # type: ignore[arg-type]
+            parts.append(part)
         total = _sum_in_pairs(graph, parts)
     node.replace_all_uses_with(total)
     graph.erase_node(node)
