@@ -167,10 +167,10 @@ def _carry_out(
     from lipcert.report import write_report
     from lipcert.runs import finish_folder
     from lipcert.runs.environment import environment
-    from lipcert.runs.finishing import certify_test
+    from lipcert.runs.finishing import certify_together
 
     if not is_first_process():
-        certify_test(loaded, task, out, no_progress)
+        certify_together(loaded, task, out, no_progress)
         return
     with progress_bar(hidden=quiet or as_json) as progress:
         summary = finish_folder(loaded, task, out, progress)

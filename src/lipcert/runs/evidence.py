@@ -24,6 +24,7 @@ from lipcert.errors import DataError
 from lipcert.files import replace_file, write_json
 from lipcert.layout import ATTACKS, CONSTANTS, GALLERY
 from lipcert.models import LoadedModel
+from lipcert.processes import of_first, process_rank
 from lipcert.progress import Progress
 from lipcert.runs.summary import Example
 
@@ -113,26 +114,33 @@ def write_constants(
     """The mean pairwise constant and the contribution of every site, by the naive method and by that of the bound.
 
     Both are guaranteed. What is there already is kept if it belongs to the same weights
-    and method.
+    and method. Processes that share work divide the norms; the first one writes.
     """
     path = folder / CONSTANTS
     # The naive bound of a large network takes minutes. It is not computed again for the
     # same weights.
     identity = {"fingerprint": bound.facts.fingerprint, "method": bound.method}
-    try:
-        stored = json.loads(path.read_text())
-        if {name: stored[name] for name in identity} == identity:
-            return
-    # Missing, damaged or of an earlier version: computed anew.
-    except (OSError, ValueError, KeyError):
-        pass
+    # Processes may not see the same files: all of them follow the first one.
+    if of_first(_has_constants(path, identity)):
+        return
     target = find_target("pairwise")
     naive = bound_network(
         loaded.network, find_method("naive"), [target], progress=progress
     )[target.name]
     sites = {name: _site_kind(loaded.model, name) for name in bound.facts.sites}
     methods = {naive.method: _constant(naive), bound.method: _constant(bound)}
-    write_json(path, {**identity, "sites": sites, "methods": methods})
+    if process_rank() == 0:
+        write_json(path, {**identity, "sites": sites, "methods": methods})
+
+
+def _has_constants(path: Path, identity: dict[str, str]) -> bool:
+    """Whether the constants of these weights and this method are there already."""
+    try:
+        stored = json.loads(path.read_text())
+        return {name: stored[name] for name in identity} == identity
+    # Missing, damaged or of an earlier version: computed anew.
+    except (OSError, ValueError, KeyError):
+        return False
 
 
 def _constant(bound: Bound) -> dict[str, Any]:

@@ -41,6 +41,49 @@ class Task:
     """Whether the processes of `torchrun` divide the norms and the inputs."""
 
 
+@dataclass(frozen=True)
+class Certified:
+    """What processes find together: the bound, and certificates of the test inputs.
+
+    local: those by bounds over balls, if they are wanted. Seconds are those of the clock.
+    """
+
+    bound: Bound
+    certificates: Certificates
+    local: Certificates | None
+    seconds: float
+    local_seconds: float | None
+
+
+def certify_together(
+    loaded: LoadedModel, task: Task, folder: Path, progress: Progress
+) -> Certified:
+    """The part of `finish_folder` that the processes of `torchrun` divide, if the task is shared.
+
+    All of them call this; the first one writes.
+    """
+    with sharing_work(task.shared):
+        began = time.perf_counter()
+        bound, certificates = _certify_test(loaded, task, folder, progress)
+        certified = time.perf_counter()
+        local = local_seconds = None
+        if task.local_norm is not None:
+            local = certify_locally(
+                loaded,
+                task.dataset,
+                bound,
+                task.local_norm,
+                task.epsilons,
+                len(certificates),
+                folder,
+                progress,
+            )
+            local_seconds = time.perf_counter() - certified
+        write_constants(loaded, bound, folder, progress)
+    seconds = certified - began
+    return Certified(bound, certificates, local, seconds, local_seconds)
+
+
 def finish_folder(
     loaded: LoadedModel, task: Task, folder: Path, progress: Progress
 ) -> Summary:
@@ -51,22 +94,9 @@ def finish_folder(
     """
     began = time.perf_counter()
     # Certificates first: what follows attacks them or shows them.
-    bound, certificates = certify_test(loaded, task, folder, progress)
+    found = certify_together(loaded, task, folder, progress)
+    certificates, local = found.certificates, found.local
     certified = time.perf_counter()
-    local = None
-    if task.local_norm is not None:
-        names = (
-            loaded,
-            task.dataset,
-            bound,
-            task.local_norm,
-            task.epsilons,
-            len(certificates),
-            folder,
-            progress,
-        )
-        local = certify_locally(*names)
-    bounded = time.perf_counter()
     # Only what was certified: the same inputs in the same order.
     test = task.dataset.test.take(slice(0, len(certificates)))
     attacked = min(task.attacked, len(test))
@@ -77,28 +107,37 @@ def finish_folder(
     standing = attack_inputs(
         loaded.executed, test, judged, task.epsilons, attacked, folder, progress
     )
-    write_constants(loaded, bound, folder, progress)
     gallery = write_gallery(loaded.executed, test, certificates, folder)
-    accuracies = []
-    for epsilon, left in zip(task.epsilons, standing, strict=True):
-        share = None if local is None else local.certified_accuracy(epsilon)
-        accuracies.append(
-            Accuracy(epsilon, certificates.certified_accuracy(epsilon), left, share)
-        )
+    accuracies = _accuracies(task.epsilons, certificates, local, standing)
     # From here on nothing is written. The caller writes the summary last: it says that
     # all else is there.
-    summary = _described(loaded, task.dataset, bound, certificates, tuple(accuracies))
+    summary = _described(loaded, task.dataset, found.bound, certificates, accuracies)
     ended = time.perf_counter()
     return replace(
         summary,
         local_norm=None if task.local_norm is None else norm_name(task.local_norm),
-        local_seconds=None if local is None else bounded - certified,
+        local_seconds=found.local_seconds,
         attacked_inputs=attacked,
         gallery=tuple(gallery),
-        certifying_seconds=certified - began,
-        attacking_seconds=ended - bounded,
+        certifying_seconds=found.seconds,
+        attacking_seconds=ended - certified,
         seconds=ended - began,
     )
+
+
+def _accuracies(
+    epsilons: Sequence[float],
+    certificates: Certificates,
+    local: Certificates | None,
+    standing: Sequence[float | None],
+) -> tuple[Accuracy, ...]:
+    """At every ε, the shares that are certified, that attacks left standing, and that are certified locally."""
+    accuracies = []
+    for epsilon, left in zip(epsilons, standing, strict=True):
+        share = None if local is None else local.certified_accuracy(epsilon)
+        certified = certificates.certified_accuracy(epsilon)
+        accuracies.append(Accuracy(epsilon, certified, left, share))
+    return tuple(accuracies)
 
 
 def _described(
