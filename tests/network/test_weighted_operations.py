@@ -10,6 +10,7 @@ from torch import nn
 
 import lipcert
 from helpers import check_linear, examples, operations, randn
+from lipcert.network import patches
 from lipcert.network.convolution import Convolution, TransposedConvolution
 from lipcert.network.linear import Dense, Function
 from models import Op
@@ -320,3 +321,23 @@ def test_weights_are_read_when_needed():
     model[0].weight = nn.Parameter(randn(2, 3, seed=9))
     (columns,) = network.push(0, torch.eye(3, dtype=torch.float64))
     assert torch.equal(columns.T, model[0].weight)
+
+
+@examples(10)
+@given(
+    size=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    kernel=st.tuples(st.integers(1, 5), st.integers(1, 5)),
+    stride=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    padding=st.tuples(st.integers(0, 4), st.integers(0, 4)),
+)
+def test_products_of_patches_transpose_a_convolution(size, kernel, stride, padding):
+    """Entry by entry what differentiation gives: every residue of the stride has its own taps."""
+    assume(all(n + 2 * p >= k for n, p, k in zip(size, padding, kernel, strict=True)))
+    weight, x = randn(3, 2, *kernel), randn(2, 2, *size, seed=1).requires_grad_()
+    image = F.conv2d(x, weight, None, stride, padding)
+    rows = randn(*image.shape, seed=2)
+    (expected,) = torch.autograd.grad(image, x, rows)
+    with patches.constant_kernels():
+        for _ in range(2):
+            found = patches.transpose(rows, weight, stride, padding, size)
+            torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)

@@ -16,6 +16,7 @@ from lipcert.norms.certified import bound_norms
 from lipcert.norms.kept import KeptNorms
 from lipcert.norms.norm_options import NormOptions
 from lipcert.norms.randomised import Ritz, bound_by_lanczos
+from lipcert.norms.recurrence import Recurrence
 from models import dense_chain, gaussian
 
 
@@ -166,7 +167,7 @@ def test_norms_that_are_done_are_not_computed_again(tmp_path, monkeypatch):
     limit = 100
     assert norms_of(
         model, shape, options, kept=KeptNorms(tmp_path)
-    ).bounds == pytest.approx(expected, rel=1e-12)
+    ).bounds == pytest.approx(expected, rel=1e-9)
     assert sum(map(len, done)) == len(set.union(*done)) == len(expected)
 
 
@@ -181,7 +182,7 @@ def test_kept_norms_have_to_be_as_precise_and_as_certain(tmp_path, change):
     fresh = norms_of(model, shape, finer).bounds
     assert norms_of(
         model, shape, finer, kept=KeptNorms(tmp_path)
-    ).bounds == pytest.approx(fresh, rel=1e-12)
+    ).bounds == pytest.approx(fresh, rel=1e-9)
 
 
 def test_a_norm_that_is_begun_anew_has_the_same_start(tmp_path, monkeypatch):
@@ -209,7 +210,9 @@ def test_a_norm_that_is_begun_anew_has_the_same_start(tmp_path, monkeypatch):
 def test_a_product_that_vanishes_says_little_about_the_norm(error):
     """‖B‖ = 2·error/τ and a start with the part τ along its eigenvector: all of A b is lost in the error."""
     component = 1e-9
-    assert Ritz(0.0, 0.0, 1, 1e-9, component).upper(error) >= 2 * error / component
+    vanished = Recurrence((0.0,), (0.0,), (0.0,), 1.0)
+    ritz = Ritz(0.0, (vanished,), 1e-9, component)
+    assert ritz.upper(error) >= 2 * error / component
 
 
 def test_maps_that_only_scale_have_exact_norms():

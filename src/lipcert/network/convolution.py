@@ -127,8 +127,10 @@ class _Kernel(LinearOp):
             shape[1:], small.shape[2:], options, strict=True
         ):
             remainder.append(size - ((out - 1) * s - 2 * p + d * (k - 1) + 1))
-        if not any(remainder) and self._mirrors(small, weight):
-            return self._mirrored(small, weight)
+        if self._transposes(small, weight):
+            return patches.transpose(
+                small, weight, self.stride, self.padding, shape[1:]
+            )
         transpose = _CONV_TRANSPOSE[len(self.stride)]
         return transpose(
             small,
@@ -141,31 +143,10 @@ class _Kernel(LinearOp):
             self.dilation,
         )
 
-    def _mirrors(self, small: Tensor, weight: Tensor) -> bool:
-        """Whether the transpose is computed as a convolution with the mirrored kernel."""
-        if weight.requires_grad or not patches.applies(
-            small, self.groups, len(self.stride)
-        ):
-            return False
-        # A convolution cannot have a negative padding, which the transpose of one with
-        # much padding would need.
-        reaches = [
-            d * (k - 1) for d, k in zip(self.dilation, weight.shape[2:], strict=True)
-        ]
-        fits = all(p <= reach for p, reach in zip(self.padding, reaches, strict=True))
-        return fits and max(self.stride) == 1
-
-    def _mirrored(self, small: Tensor, weight: Tensor) -> Tensor:
-        """The transpose of a convolution of stride 1: a convolution with the mirrored kernel."""
-        padding = []
-        for p, d, k in zip(self.padding, self.dilation, weight.shape[2:], strict=True):
-            padding.append(d * (k - 1) - p)
-        # w ↦ Σ_t K[t]·y(w + p − td): taps in reverse order, input and output channels
-        # exchanged.
-        mirrored = weight.flip(2, 3).transpose(0, 1)
-        return patches.convolve(
-            small, mirrored, self.stride, tuple(padding), self.dilation
-        )
+    def _transposes(self, small: Tensor, weight: Tensor) -> bool:
+        """Whether the transpose is computed by products of patches."""
+        plain = patches.applies(small, self.groups, len(self.stride))
+        return plain and not weight.requires_grad and max(self.dilation) == 1
 
 
 class Convolution(_Kernel):

@@ -8,6 +8,12 @@ images.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from itertools import product
+
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -16,6 +22,20 @@ from lipcert.network.program import Shape
 
 _TILE = 1 << 18
 """Entries of a tile of patches."""
+_Key = tuple[int, Shape, Shape]
+_matrices: ContextVar[dict[_Key, tuple[Tensor, Tensor]] | None] = ContextVar(
+    "matrices of kernels", default=None
+)
+
+
+@contextmanager
+def constant_kernels() -> Iterator[None]:
+    """Within, kernels do not change: each is laid out as a matrix once, not for every product."""
+    token = _matrices.set({})
+    try:
+        yield
+    finally:
+        _matrices.reset(token)
 
 
 def applies(x: Tensor, groups: int, axes: int) -> bool:
@@ -31,7 +51,89 @@ def convolve(
     x: Tensor, weight: Tensor, stride: Shape, padding: Shape, dilation: Shape
 ) -> Tensor:
     """`conv2d` without groups: (rows, channels, height, width) → (rows, filters, …), channels last in memory."""
-    filters, channels, *size = weight.shape
+    size = tuple(weight.shape[2:])
+    return _convolve(x, _matrix(weight), size, stride, padding, dilation)
+
+
+def transpose(
+    y: Tensor, weight: Tensor, stride: Shape, padding: Shape, shape: Shape
+) -> Tensor:
+    """The transpose of `convolve` without dilation, for rows of a convolution's result.
+
+    (rows, filters, …) → (rows, channels, *shape). An entry x of the larger image meets
+    the taps t ≡ x + p modulo the stride: entries of one residue are a convolution of
+    stride 1 with every s-th tap, in reverse order. With s = 2 and four taps, entries with
+    even x + p see the taps 2, 0, the others 3, 1.
+    """
+    result = y.new_zeros(len(y), *shape, weight.shape[1])
+    for residues in product(*map(range, stride)):
+        size = []
+        for taps, s, r in zip(weight.shape[2:], stride, residues, strict=True):
+            size.append(len(range(r, taps, s)))
+        if 0 in size:
+            continue  # no tap meets these entries
+        # The entry x = s·a + r − p sums y(a − i) over the taps r + s·i.
+        reach = (size[0] - 1, size[1] - 1)
+        matrix = _matrix(weight, stride, residues)
+        image = _convolve(y, matrix, tuple(size), (1, 1), reach, (1, 1))
+        image = image.permute(0, 2, 3, 1)
+        here, there = [], []
+        for axis in range(2):
+            some = _inside(
+                image.shape[1 + axis],
+                shape[axis],
+                stride[axis],
+                residues[axis] - padding[axis],
+            )
+            here.append(some[0])
+            there.append(some[1])
+        result[:, there[0], there[1]] = image[:, here[0], here[1]]
+    return result.permute(0, 3, 1, 2)
+
+
+def _inside(length: int, size: int, step: int, first: int) -> tuple[slice, slice]:
+    """The a < length with 0 ≤ first + step·a < size, and these places.
+
+    For 4 entries at −1, 1, 3, 5 of an image of 4: the second and the third, at 1 and 3.
+    """
+    skipped = max(0, -(first // step))
+    start = first + step * skipped
+    count = max(0, min(length - skipped, -((start - size) // step)))
+    return slice(skipped, skipped + count), slice(start, start + step * count, step)
+
+
+def _matrix(weight: Tensor, stride: Shape = (), residues: Shape = ()) -> Tensor:
+    """(taps·channels, filters): the kernel in the order of the entries of a patch.
+
+    With residues, that of the transpose: every s-th tap in reverse order, (taps·filters,
+    channels).
+    """
+    known = _matrices.get()
+    key = (id(weight), stride, residues)
+    if known is not None and key in known:
+        return known[key][1]
+    kernel = weight
+    if residues:
+        taps = weight[:, :, residues[0] :: stride[0], residues[1] :: stride[1]]
+        kernel = taps.flip(2, 3).transpose(0, 1)
+    # (filters, channels, i, j) → (i·j·channels, filters).
+    matrix = kernel.permute(2, 3, 1, 0).reshape(-1, kernel.shape[0]).contiguous()
+    if known is not None:
+        # With the weight itself, so that no other tensor gets its id.
+        known[key] = weight, matrix
+    return matrix
+
+
+def _convolve(
+    x: Tensor,
+    matrix: Tensor,
+    size: Shape,
+    stride: Shape,
+    padding: Shape,
+    dilation: Shape,
+) -> Tensor:
+    """The convolution with a kernel of this size that was laid out as a matrix."""
+    channels = x.shape[1]
     vertical, horizontal = padding
     # (rows, height, width, channels): F.pad begins with the last axis, which gets
     # nothing.
@@ -54,9 +156,6 @@ def convolve(
         step[3],
     ]
     patches = padded.as_strided((len(x), *out, *size, channels), strides)
-    # (filters, channels, i, j) → (i·j·channels, filters), in the order of the entries
-    # of a patch.
-    matrix = weight.permute(2, 3, 1, 0).reshape(-1, filters)
     return _multiplied(patches, matrix).permute(0, 3, 1, 2)
 
 
@@ -70,6 +169,9 @@ def _multiplied(patches: Tensor, matrix: Tensor) -> Tensor:
     together = max(1, lines // height)  # images
     lines = min(lines, height)
     buffer = patches.new_empty(min(together, rows), lines, *patches.shape[2:])
+    # NumPy's BLAS is up to a half faster than torch's on some processors, and as fast
+    # on others.
+    factor = matrix.numpy()
     for first in range(0, rows, together):
         count = min(together, rows - first)
         for top in range(0, height, lines):
@@ -78,8 +180,8 @@ def _multiplied(patches: Tensor, matrix: Tensor) -> Tensor:
             # The patches are a view in which entries appear up to k² times; only the
             # tile holds copies.
             tile.copy_(piece)
-            product = tile.reshape(-1, length) @ matrix
-            result[first : first + count, top : top + lines] = product.view(
-                *piece.shape[:3], filters
-            )
+            # Lines of one image, or whole images, lie one after the other.
+            place = result[first : first + count, top : top + lines]
+            flat = tile.reshape(-1, length).numpy()
+            np.matmul(flat, factor, out=place.view(-1, filters).numpy())
     return result

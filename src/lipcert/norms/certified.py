@@ -13,6 +13,7 @@ import torch
 
 from lipcert.errors import NonFiniteError
 from lipcert.network.normal_form import Network
+from lipcert.network.patches import constant_kernels
 from lipcert.network.sweep import Pair, joined_pairs
 from lipcert.norms import gram, lanczos
 from lipcert.norms.budget import Guide, with_products
@@ -67,6 +68,7 @@ class Proof:
 
 
 @torch.no_grad()
+@constant_kernels()
 def bound_norms(
     network: Network,
     last: int,
@@ -75,7 +77,7 @@ def bound_norms(
     guide: Guide | None = None,
     kept: KeptNorms | None = None,
 ) -> CertifiedNorms:
-    """Bound ‖B_ji‖ for all i < j ≤ last of a float64 network.
+    """Bound ‖B_ji‖ for all i < j ≤ last of a float64 network whose tensors do not change.
 
     With a guide, precision is spent where the constants need it; without one, every
     norm is inflated alike. Processes that share work divide the norms, and have all

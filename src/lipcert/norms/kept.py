@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from lipcert.files import replace_file
 from lipcert.network.sweep import Pair
@@ -14,7 +15,7 @@ from lipcert.processes import process_rank
 
 _SEED = "seed"
 _LOG = logging.getLogger(__name__)
-Record = dict[str, float]
+Record = dict[str, Any]
 """What is known of a norm, by the names of its figures."""
 
 

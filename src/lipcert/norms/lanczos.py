@@ -20,6 +20,7 @@ from torch import Tensor
 from lipcert.network.normal_form import Network
 from lipcert.network.program import Shape
 from lipcert.network.sweep import Pair, Sweep
+from lipcert.norms.recurrence import Recurrence
 from lipcert.progress import Report, no_report
 
 Array = NDArray[np.float64]
@@ -28,6 +29,7 @@ _LOOKS = 4
 """Steps after which it is asked again whether they are enough."""
 _RESOLUTION = 1e-14
 """What is left of A q after the orthogonalisation is rounding, if it is not above this part of A."""
+_EPS = 2.0**-52
 _ROWS = 6
 """Rows of every pair that are in memory at a time, beside its basis."""
 
@@ -56,20 +58,16 @@ class Process:
     def __init__(self, start: Tensor, steps: int) -> None:
         """`start` is one row."""
         self.done = False
-        self.exhausted = False  # whether what is left is rounding
-        self.complete = False  # whether the basis is one of the whole space
-        self.unit = (
-            1.0  # of A and T: squares of their entries must neither overflow nor vanish
-        )
-        self._basis = start.new_empty(
-            steps, start.numel()
-        )  # orthonormal rows, filled one by one
+        # Of A and T: squares of their entries must neither overflow nor vanish.
+        self.unit = 1.0
+        # Orthonormal rows, filled one by one.
+        self._basis = start.new_empty(steps, start.numel())
         self._basis[0] = start.reshape(-1) / torch.linalg.vector_norm(start)
         self.vector = self._basis[0].reshape(start.shape)
         self._alpha: list[float] = []
-        self._beta: list[
-            float
-        ] = []  # the last one leads to the vector that would be next
+        # The last one leads to the vector that would be next.
+        self._beta: list[float] = []
+        self._lost: list[float] = []
 
     @property
     def steps(self) -> int:
@@ -88,35 +86,43 @@ class Process:
         # the weights are.
         if step == 0:
             self.unit = float(image.abs().max()) or 1.0
-        w = image.reshape(-1) / self.unit
+        scaled = image.reshape(-1) / self.unit
         known = self._basis[: step + 1]
         # The three-term recurrence: A q_k = β_{k−1} q_{k−1} + α_k q_k + β_k q_{k+1}.
-        self._alpha.append(float(known[step] @ w))
-        w = w - self._alpha[-1] * known[step]
+        self._alpha.append(float(known[step] @ scaled))
+        rest = scaled - self._alpha[-1] * known[step]
         if step > 0:
-            w = w - self._beta[-1] * known[step - 1]
-        before = float(torch.linalg.vector_norm(w))
+            rest = rest - self._beta[-1] * known[step - 1]
         # Rounding lets q_{k+1} drift towards eigenvectors that have converged, and
-        # their Ritz values would come up twice: ‖χ(A) b‖ = β_1⋯β_k holds for an
-        # orthonormal basis only.
-        w = w - known.T @ (known @ w)
+        # their Ritz values would come up twice: many steps would say what few did.
+        w = rest - known.T @ (known @ rest)
         norm = float(torch.linalg.vector_norm(w))
-        if norm < 0.7 * before:
+        if norm < 0.7 * float(torch.linalg.vector_norm(rest)):
             w = w - known.T @ (known @ w)
             norm = float(torch.linalg.vector_norm(w))
-        # A larger β makes the bound β_1⋯β_k on ‖χ(A) b‖ larger, which is safe. One
-        # below the resolution would claim that the start has no part where rounding
-        # cannot see one.
-        smallest = _RESOLUTION * max(*self._alpha, *self._beta, 0.0)
-        self._beta.append(max(norm, smallest))
-        self.exhausted = norm <= smallest
-        # As many orthonormal vectors as the space has dimensions.
-        self.complete = step + 1 == self.vector.numel()
-        if self.exhausted or step + 1 == len(self._basis):
+        self._lost.append(self._loss(scaled, rest, w, norm))
+        exhausted = norm <= _RESOLUTION * max(*self._alpha, *self._beta, 0.0)
+        self._beta.append(norm)
+        if exhausted or step + 1 == len(self._basis):
             self.done = True
             return
         self._basis[step + 1] = w / norm
         self.vector = self._basis[step + 1].reshape(self.vector.shape)
+
+    def _loss(self, scaled: Tensor, rest: Tensor, w: Tensor, norm: float) -> float:
+        """A bound on what the arithmetic of this step changed in A q = β'q' + αq + βq⁺, in units."""
+        # What reorthogonalisation took away is seen; the rest are a few roundings of
+        # every entry of the vectors that were added, and of the quotient w/β.
+        removed = float(torch.linalg.vector_norm(rest - w))
+        previous = self._beta[-1] if self._beta else 0.0
+        size = float(torch.linalg.vector_norm(scaled)) + abs(self._alpha[-1])
+        return removed * (1 + 1e-9) + 8 * _EPS * (size + previous + norm)
+
+    def recurrence(self) -> Recurrence:
+        """The numbers of all steps so far, and how inexact they are."""
+        return Recurrence(
+            tuple(self._alpha), tuple(self._beta), tuple(self._lost), self.unit
+        )
 
     def left(self) -> int:
         """How many steps are left."""
@@ -139,23 +145,19 @@ class Process:
         )
         return values
 
-    def log_residual(self) -> float:
-        """log(β_1⋯β_k) in units, the logarithm of ‖χ(A) b‖ for the start b and χ(x) = (x − θ_1)⋯(x − θ_k)."""
-        return float(np.log(self._beta).sum())
-
 
 @torch.no_grad()
 def run_lanczos(
     network: Network,
     steps: Mapping[Pair, int],
-    seed: int,
+    seed: tuple[int, ...],
     progress: Report = no_report,
     enough: Callable[[Pair, Process], bool] = lambda pair, process: False,
 ) -> dict[Pair, Process]:
     """As many steps for every pair, fewer if it has enough; its start depends on the seed and the pair only."""
     processes: dict[Pair, Process] = {}
     for pair, (_, shape) in _smaller_sides(network, steps).items():
-        start = _random_vector(prod(shape), (seed, *pair)).to(network.device)
+        start = _random_vector(prod(shape), (*seed, *pair)).to(network.device)
         processes[pair] = Process(
             start.reshape(1, *shape), min(steps[pair], prod(shape))
         )

@@ -16,11 +16,11 @@ from lipcert.network.sweep import Pair
 from lipcert.norms import gram, lanczos
 from lipcert.norms.budget import Guide, inflations, path_costs, weigh
 from lipcert.norms.norm_options import NormOptions
-from lipcert.norms.randomised import Goal
+from lipcert.norms.randomised import Goal, starts
 from lipcert.resources import shown_bytes
 
 _LOG = logging.getLogger(__name__)
-_SPENT = 0.8
+_SPENT = 0.95
 """The part of the inflation that is planned for: norms are estimated from below."""
 _LEFT_TO_PRODUCTS = 0.1
 """The part of the inflation that norms without a bound of their own may weigh, all together."""
@@ -72,7 +72,8 @@ def make_plan(
         goals[pair] = Goal.of(network, pair, inflation, probability)
         steps = goals[pair].steps
         # As if all steps were needed; most processes end before.
-        work[pair] = lanczos.cost(steps, costs[pair], lanczos.order(network, pair))
+        once = lanczos.cost(steps, costs[pair], lanczos.order(network, pair))
+        work[pair] = starts(probability) * once
         memory = max(memory, lanczos.memory(network, pair, steps))
     return Plan(proved, goals, probability, work, memory)
 
