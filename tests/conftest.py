@@ -19,7 +19,7 @@ from lipcert.network.rules.registry import MODULE_RULES, RULES
 settings.register_profile(
     "fast",
     deadline=None,
-    max_examples=12,
+    max_examples=5,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow],
 )

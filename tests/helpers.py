@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 import lipcert
 from lipcert.bounds.compute import bound_targets
 from lipcert.bounds.targets import TARGETS
+from lipcert.certificate import Certifier
 from lipcert.network.linear import Function, LinearOp
 from lipcert.network.rewrites import liplt_lines, loop_transform, naive_lines
 
@@ -22,7 +24,22 @@ GELU_SLOPES = (-0.12890414518516, 1.12890414518516)
 
 def examples(factor: float) -> settings:
     """As many examples as the profile says, times a factor."""
-    return settings(max_examples=round(factor * settings.default.max_examples))
+    return settings(max_examples=max(1, round(factor * settings.default.max_examples)))
+
+
+def traced(
+    model: nn.Module, shape: tuple[int, ...], local: bool = False
+) -> lipcert.Network:
+    """The network of a model in eval mode, traced once: it reads the weights whenever it is used."""
+    dtype = next((p.dtype for p in model.parameters()), None)
+    return _traced(model, shape, dtype, local)
+
+
+@lru_cache(maxsize=64)
+def _traced(
+    model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype | None, local: bool
+) -> lipcert.Network:
+    return lipcert.trace(model, shape, local=local)
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:
@@ -80,8 +97,9 @@ def check_between(
     model: nn.Module, shape: tuple[int, ...], method: str, **options: object
 ) -> None:
     """A method's constants of all targets lie between Jacobians at random points and LipLT."""
+    network = traced(model, shape)
     bounds, plain = (
-        bound_targets(model, shape, name, list(TARGETS), **options)
+        bound_targets(model, shape, name, list(TARGETS), network=network, **options)
         for name in (method, "liplt")
     )
     for target, bound in bounds.items():
@@ -100,10 +118,30 @@ def transformed(
     model: nn.Module, shape: tuple[int, ...], naive: bool = False
 ) -> lipcert.Network:
     """The network of a model with 1-Lipschitz nonlinearities, by LipLT's lines or without paths around them."""
-    network = lipcert.trace(model, shape)
+    network = traced(model, shape)
     return loop_transform(
         network, naive_lines(network) if naive else liplt_lines(network)
     )
+
+
+def bounded(
+    model: nn.Module,
+    shape: tuple[int, ...],
+    method: str = "liplt",
+    target: str | None = None,
+    **options: object,
+) -> lipcert.Bound:
+    """lipcert.bound, where several bounds of one model share its trace."""
+    network = traced(model, shape)
+    made = bound_targets(model, shape, method, [target], network=network, **options)
+    return next(iter(made.values()))
+
+
+def certifier_of(
+    model: nn.Module, shape: tuple[int, ...], longest_sum: int | None = None
+) -> Certifier:
+    """A certifier with the bound of its model, both by one trace."""
+    return Certifier(traced(model, shape), bounded(model, shape), longest_sum)
 
 
 def check_linear(model: nn.Module, shape: tuple[int, ...]) -> lipcert.Network:
@@ -320,12 +358,16 @@ def converged(
     model: nn.Module, shape: tuple[int, ...], **options: object
 ) -> lipcert.Estimator:
     """An estimator whose value has stopped changing."""
-    estimator = lipcert.Estimator(model, shape, power_iterations=100, **options)
+    network = traced(model, shape)
+    estimator = lipcert.Estimator(
+        model, shape, power_iterations=40, network=network, **options
+    )
     with torch.no_grad():
         previous = estimator()
-        for _ in range(100):
+        for _ in range(250):
             value = estimator()
             if torch.all((value - previous).abs() <= 1e-9 * value.abs().max()):
+                estimator.power_iterations = 100
                 return estimator
             previous = value
     raise AssertionError("the power iteration does not converge on this example")

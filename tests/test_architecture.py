@@ -6,6 +6,7 @@ one above it could not be used, tested or understood without it.
 """
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,7 @@ def room_of(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
+@cache
 def imports(text: str) -> set[str]:
     """All modules that a file imports, anywhere in it, except for type checking."""
     tree = ast.parse(text)
@@ -72,19 +74,25 @@ def rooms(text: str) -> set[str]:
     return result
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_imports_go_downwards_only(path):
-    room = room_of(path)
-    assert room in ORDER, f"{room} has no place in the order yet; give it one"
-    below = set(ORDER[: ORDER.index(room) + 1]) - FORBIDDEN.get(room, set())
-    assert rooms(path.read_text("utf-8")) <= below
+def test_imports_go_downwards_only():
+    assert FILES
+    wrong = {}
+    for path in FILES:
+        room = room_of(path)
+        assert room in ORDER, f"{room} has no place in the order yet; give it one"
+        below = set(ORDER[: ORDER.index(room) + 1]) - FORBIDDEN.get(room, set())
+        wrong[path] = rooms(path.read_text("utf-8")) - below
+    assert {path: found for path, found in wrong.items() if found} == {}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_what_computes_does_not_draw(path):
-    libraries = {name.split(".")[0] for name in imports(path.read_text("utf-8"))}
-    if ORDER.index(room_of(path)) < ORDER.index(FIRST_THAT_DRAWS):
-        assert libraries.isdisjoint(DRAWING)
+def test_what_computes_does_not_draw():
+    drawing = {}
+    for path in FILES:
+        if ORDER.index(room_of(path)) < ORDER.index(FIRST_THAT_DRAWS):
+            names = imports(path.read_text("utf-8"))
+            drawing[path] = {name.split(".")[0] for name in names} & DRAWING
+    assert drawing
+    assert {path: found for path, found in drawing.items() if found} == {}
 
 
 @pytest.mark.parametrize("room", INSIDE)
@@ -137,11 +145,10 @@ def experiments_imports(text: str) -> list[bool]:
     return places
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_only_its_command_imports_the_experiments_and_only_when_it_runs(path):
-    places = experiments_imports(path.read_text("utf-8"))
-    assert all(places)
-    assert bool(places) == (path == LAZY)
+def test_only_its_command_imports_the_experiments_and_only_when_it_runs():
+    places = {path: experiments_imports(path.read_text("utf-8")) for path in FILES}
+    assert [path for path, inside in places.items() if not all(inside)] == []
+    assert [path for path, inside in places.items() if inside] == [LAZY]
 
 
 def test_an_import_of_the_experiments_would_be_found():
@@ -154,8 +161,6 @@ def test_an_import_of_the_experiments_would_be_found():
     ) == [True]
 
 
-@pytest.mark.parametrize(
-    "path", [*FILES, *sorted(EXPERIMENTS.rglob("*.py"))], ids=lambda path: path.name
-)
-def test_no_file_refers_to_a_folder_outside_of_the_project(path):
-    assert "../" not in path.read_text("utf-8")
+def test_no_file_refers_to_a_folder_outside_of_the_project():
+    files = [*FILES, *sorted(EXPERIMENTS.rglob("*.py"))]
+    assert [path for path in files if "../" in path.read_text("utf-8")] == []

@@ -8,7 +8,9 @@ import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
+from lipcert.cli import app
 from lipcert.processes import (
     gathered,
     of_first,
@@ -50,16 +52,10 @@ def torchrun(*command, folder, module="lipcert"):
 
 
 def alone(*command, folder):
-    environment = {**os.environ, "LIPCERT_CACHE": str(folder / "cache")}
-    start = [sys.executable, "-m", "lipcert"]
-    done = subprocess.run(
-        [*start, *command],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=300,
-    )
+    """What this process prints."""
+    environment = {"LIPCERT_CACHE": str(folder / "cache")}
+    done = CliRunner().invoke(app, list(command), env=environment)
+    assert done.exit_code == 0, done.output
     return done.stdout
 
 

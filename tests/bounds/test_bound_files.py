@@ -23,19 +23,18 @@ OTHER = (
 
 def belongs(bound, model):
     """Whether the bound is accepted for the model; it is refused with the right words."""
-    if bound.facts.fingerprint == fingerprint(
-        lipcert.trace(model, bound.facts.input_shape)
-    ):
+    network = lipcert.trace(model, bound.facts.input_shape)
+    if bound.facts.fingerprint == fingerprint(network):
         bound.check_belongs(model)
-        assert bound.belongs_to(model)
+        assert bound.belongs_to(network)
         return True
-    assert not bound.belongs_to(model)
+    assert not bound.belongs_to(network)
     with pytest.raises(BoundError, match=OTHER):
         bound.check_belongs(model)
     return False
 
 
-@pytest.mark.parametrize("name", named_models())
+@pytest.mark.parametrize("name", ["chain", "purely linear", "residual convolutions"])
 def test_round_trip(name, tmp_path):
     model, shape = named_models()[name]
     bound = lipcert.bound(model, shape)

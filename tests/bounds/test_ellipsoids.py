@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import lipcert
-from helpers import randn
+from helpers import bounded, randn, traced
 from lipcert import FitOptions
 from lipcert.bounds.ellipsoids import LIMIT, Maps, eliminate, sharpened
 from lipcert.bounds.fit import fit_scales
@@ -42,7 +42,7 @@ def chain(activation: type[nn.Module], *widths: int) -> nn.Sequential:
     return nn.Sequential(*layers).double().eval()
 
 
-MODELS = {
+BUILD = {
     "ReLU": lambda: chain(nn.ReLU, 8, 10),
     "MaxMin": lambda: chain(MaxMin, 8, 10),
     "tanh": lambda: chain(nn.Tanh, 9),
@@ -50,6 +50,7 @@ MODELS = {
     "skip": lambda: Skip().double().eval(),
     "linear": lambda: nn.Sequential(nn.Linear(6, 3)).double().eval(),
 }
+MODELS = {name: build() for name, build in BUILD.items()}
 
 
 def steepest(model: nn.Module) -> torch.Tensor:
@@ -62,19 +63,17 @@ def steepest(model: nn.Module) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_constants_lie_between_slopes_and_liplt(name):
-    model = MODELS[name]()
-    values = lipcert.bound(model, (6,), "ellipsoids", fit=QUICK).value
+    model = MODELS[name]
+    values = bounded(model, (6,), "ellipsoids", fit=QUICK).value
     assert (steepest(model) <= values).all()
-    assert (values <= lipcert.bound(model, (6,), "liplt").value * (1 + 1e-9)).all()
+    assert (values <= bounded(model, (6,), "liplt").value * (1 + 1e-9)).all()
 
 
 @pytest.mark.parametrize("name", ["ReLU", "MaxMin", "deep"])
 def test_fitted_multipliers_come_near_those_of_the_semidefinite_program(name):
-    model = MODELS[name]()
-    best = lipcert.bound(model, (6,), "lipsdp").value
-    found = lipcert.bound(
-        model, (6,), "ellipsoids", fit=FitOptions(steps=150, each=60)
-    ).value
+    model = MODELS[name]
+    best = bounded(model, (6,), "lipsdp").value
+    found = bounded(model, (6,), "ellipsoids", fit=FitOptions(steps=150, each=60)).value
     assert (best <= found * (1 + 1e-4)).all()
     off = ~torch.eye(3, dtype=torch.bool)
     assert (found / best)[off].max() < 1.05
@@ -82,19 +81,19 @@ def test_fitted_multipliers_come_near_those_of_the_semidefinite_program(name):
 
 def test_maxmin_is_half_linear():
     """Sorting is 1-Lipschitz, and no more is known of it to a product of norms; the program sees its linear half."""
-    model = MODELS["MaxMin"]()
-    rescaled = lipcert.bound(model, (6,), "rescaled").mean
-    assert lipcert.bound(model, (6,), "ellipsoids", fit=QUICK).mean < 0.9 * rescaled
-    assert lipcert.bound(model, (6,), "lipsdp").mean < 0.9 * rescaled
+    model = MODELS["MaxMin"]
+    rescaled = bounded(model, (6,), "rescaled").mean
+    assert bounded(model, (6,), "ellipsoids", fit=QUICK).mean < 0.9 * rescaled
+    assert bounded(model, (6,), "lipsdp").mean < 0.9 * rescaled
 
 
 @pytest.mark.parametrize("target", ["network", "per-class", "pairwise"])
 def test_estimates_are_what_is_proved(target):
     """No power iteration: with the same multipliers, both agree but for rounding."""
-    model = MODELS["MaxMin"]()
+    model = MODELS["MaxMin"]
     estimator = lipcert.Estimator(model, (6,), "ellipsoids", target)
     fit_scales(estimator, FitOptions(steps=30))
-    network = normal_form(lipcert.trace(model, (6,)).program, exact=True, apart=True)
+    network = normal_form(traced(model, (6,)).program, exact=True, apart=True)
     with torch.no_grad():
         shared = estimator.ellipsoids()
     proved = constants_of_ellipsoids(network, target, shared)
@@ -107,7 +106,7 @@ def test_estimates_are_what_is_proved(target):
 
 
 def test_gradients_against_finite_differences():
-    model = MODELS["MaxMin"]()
+    model = BUILD["MaxMin"]()
     estimator = lipcert.Estimator(model, (6,), "ellipsoids")
     weight, step = model[0].weight, 1e-6
     direction = randn(*weight.shape, seed=5)
@@ -123,8 +122,8 @@ def test_gradients_against_finite_differences():
 
 def test_any_multipliers_are_valid():
     """How they were found does not enter the guarantee: drawn ones give larger constants, never smaller ones."""
-    model = MODELS["MaxMin"]()
-    network = normal_form(lipcert.trace(model, (6,)).program, exact=True, apart=True)
+    model = MODELS["MaxMin"]
+    network = normal_form(traced(model, (6,)).program, exact=True, apart=True)
     maps = Maps.of(lipcert.Estimator(model, (6,), "ellipsoids").network)
     slopes = steepest(model)
     for seed in range(5):
@@ -136,7 +135,7 @@ def test_any_multipliers_are_valid():
 
 
 def test_multipliers_of_one_functional_are_no_worse_than_the_shared_ones():
-    estimator = lipcert.Estimator(MODELS["ReLU"](), (6,), "ellipsoids")
+    estimator = lipcert.Estimator(MODELS["ReLU"], (6,), "ellipsoids")
     with torch.no_grad():
         shared = estimator.ellipsoids()
     weights = torch.tensor([[1.0, -1.0, 0.0]], dtype=torch.float64)
@@ -184,7 +183,7 @@ def test_what_cannot_be_followed_is_refused():
     with pytest.raises(OptionError, match="mixes the entries of its input"):
         lipcert.bound(pooled, (1, 6, 6), "ellipsoids")
     with pytest.raises(OptionError, match="no target 'last-layer'"):
-        lipcert.Estimator(MODELS["ReLU"](), (6,), "ellipsoids", "last-layer")
+        lipcert.Estimator(MODELS["ReLU"], (6,), "ellipsoids", "last-layer")
     wide = nn.Sequential(
         nn.Linear(6, LIMIT + 1), nn.ReLU(), nn.Linear(LIMIT + 1, 3)
     ).eval()

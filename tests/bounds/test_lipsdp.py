@@ -12,7 +12,14 @@ from torch import nn
 
 import lipcert
 from drawn import networks
-from helpers import check_jacobians, examples, jacobians, reference, transformed
+from helpers import (
+    check_jacobians,
+    examples,
+    jacobians,
+    reference,
+    traced,
+    transformed,
+)
 from lipcert.bounds import inequality
 from lipcert.bounds.fit import FitOptions
 from lipcert.bounds.semidefinite import lipsdp_constants
@@ -43,7 +50,7 @@ SLOPES = {
 
 
 def constants(model, shape, *args, **options):
-    return lipsdp_constants(lipcert.trace(model, shape), *args, **options)
+    return lipsdp_constants(traced(model, shape), *args, **options)
 
 
 def check_against_jacobians(model, shape):

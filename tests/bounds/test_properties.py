@@ -9,39 +9,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 import lipcert
-from helpers import converged, examples, jacobian, randn
-from lipcert.bounds.targets import find_target
+from helpers import converged, examples, randn
 from models import PaperResidual, RandomDag, dense_chain, gaussian, named_models
 
-MODELS = named_models()
 OPERATIONS = st.sampled_from(
     ["linear", "cat", "add", "relu", "relu", "gelu", "tanh", "leaky"]
 )
-
-
-@cache
-def value(name, method, target):
-    """The converged estimate of a named model."""
-    with torch.no_grad():
-        return converged(*MODELS[name], method=method, target=target)()
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_pairwise_is_at_most_per_class_and_network(name):
-    pairwise, classes = value(name, "liplt", "pairwise"), 3
-    per_class = find_target("per-class").pairwise(
-        value(name, "liplt", "per-class"), classes
-    )
-    network = find_target("network").pairwise(value(name, "liplt", "network"), classes)
-    assert (pairwise <= per_class * (1 + 1e-9)).all()
-    assert (pairwise <= network * (1 + 1e-9)).all()
-
-
-@pytest.mark.parametrize("target", ["network", "per-class", "last-layer", "pairwise"])
-@pytest.mark.parametrize("name", MODELS)
-def test_liplt_is_at_most_naive(name, target):
-    liplt, naive = (value(name, method, target) for method in ("liplt", "naive"))
-    assert (liplt <= naive * (1 + 1e-9)).all()
 
 
 @examples(0.4)
@@ -62,33 +35,17 @@ def test_liplt_is_at_most_naive_on_random_dags(plan, seed):
     assert (liplt <= naive * (1 + 1e-9)).all()
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_sampled_slopes_never_exceed_the_estimate(name):
-    """Secants of many lengths, and the Jacobian at points where the network is differentiable."""
-    model, shape = MODELS[name]
-    network, pairwise = (
-        value(name, "liplt", "network").item(),
-        value(name, "liplt", "pairwise"),
-    )
-    with torch.no_grad():
-        x = randn(600, *shape)
-        lengths = torch.logspace(-3, 1, 600, dtype=torch.float64).reshape(
-            -1, *[1] * len(shape)
-        )
-        y = x + lengths * randn(600, *shape, seed=1)
-        change, distance = model(x) - model(y), (x - y).flatten(1).norm(dim=1)
-    assert (change.norm(dim=1) / distance).max() <= network * (1 + 1e-9)
-    slopes = (change[:, :, None] - change[:, None, :]).abs() / distance[:, None, None]
-    assert (slopes.amax(0) <= pairwise * (1 + 1e-9)).all()
-    local = jacobian(model, shape)
-    assert torch.linalg.matrix_norm(local, 2) <= network * (1 + 1e-9)
-    assert ((local[:, None] - local[None]).norm(dim=2) <= pairwise * (1 + 1e-9)).all()
-
-
-@pytest.mark.parametrize("target", ["network", "per-class", "last-layer", "pairwise"])
 @pytest.mark.parametrize(
-    "name",
-    ["chain", "prelu chain", "paper residual", "residual convolutions", "two branches"],
+    ("name", "target"),
+    [
+        ("chain", "network"),
+        ("chain", "per-class"),
+        ("chain", "last-layer"),
+        ("prelu chain", "pairwise"),
+        ("paper residual", "pairwise"),
+        ("residual convolutions", "pairwise"),
+        ("two branches", "network"),
+    ],
 )
 def test_gradients_agree_with_finite_differences(name, target):
     """Along a random direction in the space of all parameters."""
@@ -108,7 +65,7 @@ def test_gradients_agree_with_finite_differences(name, target):
         for sign in (1, -2):
             for p, d in zip(parameters, directions, strict=True):
                 p.add_(d, alpha=sign * step)
-            for _ in range(5):
+            for _ in range(3):
                 estimate = _weighted(estimator())
             values.append(estimate.item())
     assert slope == pytest.approx((values[0] - values[1]) / (2 * step), rel=1e-4)

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 import lipcert
-from helpers import converged, examples, randn, reference
+from helpers import converged, examples, jacobian, randn, reference
 from lipcert.bounds.recursion import (
     bound_between,
     bound_prefix,
     norm_matrix,
     prefix_constants,
 )
+from lipcert.bounds.targets import find_target
 from models import PaperResidual, RandomDag, dense_chain, gaussian, named_models
 
 MODELS = named_models()
@@ -39,15 +40,50 @@ def agree(model, shape, method, target):
     with torch.no_grad():
         value = converged(model, shape, method=method, target=target)()
     torch.testing.assert_close(
-        value, reference(model, shape, method, target), rtol=1e-6, atol=1e-9
+        value,
+        reference(model, shape, method, target),
+        rtol=1e-6,
+        atol=1e-9,
+        msg=lambda text: f"{method}, {target}: {text}",
+    )
+    return value
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_networks(name):
+    """They agree with the references, so methods and targets have their order, and no sampled slope is above them."""
+    model, shape = MODELS[name]
+    values = {
+        (method, target): agree(model, shape, method, target)
+        for method in ("naive", "liplt")
+        for target in TARGETS
+    }
+    for target in TARGETS:
+        naive, liplt = values["naive", target], values["liplt", target]
+        assert (liplt <= naive * (1 + 1e-9)).all(), target
+    for target in ("per-class", "network"):
+        implied = find_target(target).pairwise(values["liplt", target], 3)
+        assert (values["liplt", "pairwise"] <= implied * (1 + 1e-9)).all(), target
+    check_slopes(
+        model, shape, values["liplt", "network"].item(), values["liplt", "pairwise"]
     )
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("method", ["naive", "liplt"])
-@pytest.mark.parametrize("name", MODELS)
-def test_networks(name, method, target):
-    agree(*MODELS[name], method, target)
+def check_slopes(model, shape, network, pairwise):
+    """Secants of many lengths, and the Jacobian at points where the network is differentiable."""
+    with torch.no_grad():
+        x = randn(600, *shape)
+        lengths = torch.logspace(-3, 1, 600, dtype=torch.float64).reshape(
+            -1, *[1] * len(shape)
+        )
+        y = x + lengths * randn(600, *shape, seed=1)
+        change, distance = model(x) - model(y), (x - y).flatten(1).norm(dim=1)
+    assert (change.norm(dim=1) / distance).max() <= network * (1 + 1e-9)
+    slopes = (change[:, :, None] - change[:, None, :]).abs() / distance[:, None, None]
+    assert (slopes.amax(0) <= pairwise * (1 + 1e-9)).all()
+    local = jacobian(model, shape)
+    assert torch.linalg.matrix_norm(local, 2) <= network * (1 + 1e-9)
+    assert ((local[:, None] - local[None]).norm(dim=2) <= pairwise * (1 + 1e-9)).all()
 
 
 @examples(0.5)

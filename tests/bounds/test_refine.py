@@ -11,7 +11,16 @@ from torch import nn
 
 import lipcert
 from drawn import networks
-from helpers import check_between, dense_maps, examples, jacobian, randn, reference
+from helpers import (
+    bounded,
+    check_between,
+    dense_maps,
+    examples,
+    jacobian,
+    randn,
+    reference,
+    traced,
+)
 from lipcert.bounds.fit import FitOptions
 from lipcert.bounds.forms import make_form
 from lipcert.bounds.methods import METHODS
@@ -30,7 +39,7 @@ MODELS = named_models()
 @torch.no_grad()
 def refined(model, shape, multiplier=None, target="network", options=None):
     """LT-SDP on its own, from the constants of the refined form alone."""
-    network = lipcert.trace(model, shape)
+    network = traced(model, shape)
     options = options or NormOptions()
     plain = make_form("liplt", network, network.depth + 1, options, no_progress)
     found = refine(plain, options, multiplier)
@@ -130,7 +139,7 @@ def test_spectral_normalisation_is_liplt(name):
 def test_several_layers_are_the_recursion_on_dense_matrices(name, multiplier):
     """With the T that was chosen, the factors are norms of products, none below the exact one."""
     model, shape = MODELS[name]
-    dense, network = dense_maps(model, shape), lipcert.trace(model, shape)
+    dense, network = dense_maps(model, shape), traced(model, shape)
     found = refine(
         make_form("liplt", network, dense.last, NormOptions(), no_progress),
         NormOptions(),
@@ -156,7 +165,7 @@ def test_several_layers_are_the_recursion_on_dense_matrices(name, multiplier):
 def test_one_layer_refined_in_any_coordinates_is_the_same(seed):
     """The optimal T of the scaled layer is that of the layer, scaled."""
     model, shape, w, g = one_layer(seed=seed)
-    network = lipcert.trace(model, shape)
+    network = traced(model, shape)
     scales = {"1": (2 * randn(6, seed=seed)).exp()}
     rescaled = make_form("rescaled", network, 2, NormOptions(), no_progress, scales)
     found = refine(rescaled, NormOptions(), "optimal")
@@ -210,8 +219,7 @@ def test_strict_gain():
     model, shape = gaussian(PaperResidual([6, 6, 6], 10, 4, nn.ReLU)), (6,)
     for target, factor in (("network", 0.9), ("per-class", 0.9), ("pairwise", 0.9)):
         refined_value, plain = (
-            lipcert.bound(model, shape, method, target).mean
-            for method in ("lt-sdp", "liplt")
+            bounded(model, shape, method, target).mean for method in ("lt-sdp", "liplt")
         )
         assert refined_value < factor * plain
     bound = lipcert.bound(model, shape, "lt-sdp", "network")
@@ -224,8 +232,7 @@ def test_layers_that_mix_coordinates_stay_as_they_are():
     model = gaussian(nn.Sequential(nn.Linear(4, 6), MaxMin(), nn.Linear(6, 3)))
     for target in TARGETS:
         values = [
-            lipcert.bound(model, (4,), method, target).value
-            for method in ("lt-sdp", "liplt")
+            bounded(model, (4,), method, target).value for method in ("lt-sdp", "liplt")
         ]
         torch.testing.assert_close(*values, rtol=1e-12, atol=0)
 
@@ -244,7 +251,7 @@ def test_dead_layers(dead):
     model = dense_chain(3, 4, 4, 3)
     model[dead].weight.data.zero_()
     for target in TARGETS:
-        assert (lipcert.bound(model, (3,), "lt-sdp", target).value <= 1e-12).all()
+        assert (bounded(model, (3,), "lt-sdp", target).value <= 1e-12).all()
 
 
 def test_neurons_without_input_or_output_do_not_count():
@@ -269,11 +276,10 @@ def test_best_is_the_best_of_all(drawn, target):
         for m in METHODS
         if m != "best" and not (m == "lipsdp" and target == "last-layer")
     ]
-    best = lipcert.bound(model, shape, "best", target, fit=fit).value
+    best = bounded(model, shape, "best", target, fit=fit).value
     for method in methods:
         assert (
-            best
-            <= lipcert.bound(model, shape, method, target, fit=fit).value * (1 + 1e-9)
+            best <= bounded(model, shape, method, target, fit=fit).value * (1 + 1e-9)
         ).all()
 
 

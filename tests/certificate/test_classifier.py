@@ -9,7 +9,7 @@ from safetensors.torch import load_model, save_model
 from torch import nn
 
 import lipcert
-from helpers import randn
+from helpers import bounded, certifier_of, randn, traced
 from lipcert.errors import BoundError, OptionError, ShapeError, TrainingModeError
 from models import dense_chain, gaussian, named_models
 
@@ -17,11 +17,18 @@ MODELS = named_models()
 
 
 def make(model, shape):
-    return lipcert.CertifiedClassifier(model, lipcert.bound(model, shape)).eval()
+    network = traced(model, shape)
+    return lipcert.CertifiedClassifier(network, bounded(model, shape)).eval()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((name, torch.float32) for name in MODELS),
+        ("chain", torch.float64),
+        ("residual convolutions", torch.float64),
+    ],
+)
 def test_radii_are_below_those_of_certify_and_close(name, dtype):
     model, shape = MODELS[name]
     model = gaussian(model).to(dtype)
@@ -29,7 +36,7 @@ def test_radii_are_below_those_of_certify_and_close(name, dtype):
     classifier = make(model, shape)
     with torch.no_grad():
         logits, radius = classifier(x)
-    certificates = lipcert.certify(model, x, lipcert.bound(model, shape))
+    certificates = certifier_of(model, shape).certify(x)
     assert torch.equal(logits, model(x))
     assert radius.dtype == torch.float64
     assert (radius <= certificates.radius * (1 + 1e-6) + 1e-9).all()

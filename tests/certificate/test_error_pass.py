@@ -11,8 +11,7 @@ from torch import nn
 
 import lipcert
 from drawn import networks
-from helpers import examples, randn
-from lipcert.certificate import Certifier
+from helpers import certifier_of, examples, randn
 from lipcert.models.zoo import residual
 from models import DenselyConnected, Op, dense_chain, gaussian
 
@@ -107,7 +106,7 @@ def check_logits(certifier, model, x):
 @pytest.mark.parametrize("name", MODELS)
 def test_measured_errors_stay_below_the_bound(name):
     model, shape = build(name)
-    certifier = Certifier(model, lipcert.bound(model, shape))
+    certifier = certifier_of(model, shape)
     used = 0.0
     for seed, (batch, size) in enumerate(
         [(1, 1.0), (7, 100.0), (64, 1e-3), (200, 1.0)]
@@ -126,7 +125,7 @@ def test_measured_errors_stay_below_the_bound(name):
 def test_drawn_networks(drawn, seed, exponent):
     model, shape = drawn
     model = model.float()
-    certifier = Certifier(model, lipcert.bound(model, shape))
+    certifier = certifier_of(model, shape)
     check_logits(
         certifier, model, 10.0**exponent * randn(20, *shape, seed=seed).float()
     )
@@ -139,7 +138,7 @@ def test_drawn_networks(drawn, seed, exponent):
 def test_errors_over_the_ball(name):
     """The bound from one input holds at others, with the growth per unit of distance."""
     model, shape = build(name)
-    certifier = Certifier(model, lipcert.bound(model, shape))
+    certifier = certifier_of(model, shape)
     x = randn(1, *shape).float()
     errors = certifier.rounding.errors(
         certifier.error_pass.execute(x), torch.zeros(1, dtype=torch.long)
@@ -157,7 +156,7 @@ def test_errors_over_the_ball(name):
 
 def test_float64_models_have_float64_errors():
     model = dense_chain(20, 30, 4)
-    certifier = Certifier(model, lipcert.bound(model, (20,)))
+    certifier = certifier_of(model, (20,))
     execution = certifier.error_pass.execute(randn(5, 20))
     assert 0 < execution.output.max() < 1e-12
     assert 0 < execution.sites.max() < 1e-11
@@ -189,7 +188,7 @@ def test_constants_beside_the_input_are_rounded_too(joined):
     x = 1e-3 * randn(16, 1, 8, 8).float()
     model(x)
     model = gaussian(model).float().eval()
-    certifier = Certifier(model, lipcert.bound(model, (1, 8, 8)))
+    certifier = certifier_of(model, (1, 8, 8))
     exact = deepcopy(model).double()[:3](x.double())
     actual = (model[:3](x).double() - exact).flatten(1).norm(dim=1)
     assert (actual > 0).all()
@@ -202,7 +201,7 @@ def test_threads_take_turns():
         .float()
         .eval()
     )
-    certifier = Certifier(model, lipcert.bound(model, (64,)))
+    certifier = certifier_of(model, (64,))
     batches = [randn(64, 64).float() * scale for scale in (1.0, 1000.0)] * 20
     alone = [certifier.certify(x).radius for x in batches[:2]] * 20
     with ThreadPoolExecutor(4) as pool:

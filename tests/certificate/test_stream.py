@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import lipcert
-from helpers import randn
+from helpers import certifier_of, randn
 from lipcert.certificate import Certifier, stream
 from lipcert.certificate.stream import certify_to_csv, read_certificates
 from lipcert.errors import NonFiniteError, ResumeError
@@ -21,10 +21,10 @@ class Interrupted(Exception):
     pass
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def certifier():
     model = dense_chain(4, 5, 3).float()
-    return Certifier(model, lipcert.bound(model, (4,)))
+    return certifier_of(model, (4,))
 
 
 @pytest.fixture

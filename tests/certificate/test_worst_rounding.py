@@ -13,9 +13,8 @@ from torch import nn
 
 import lipcert
 from drawn import networks
-from helpers import examples, randn
+from helpers import certifier_of, examples, randn
 from lipcert import data
-from lipcert.certificate import Certifier
 from lipcert.certificate.error_pass import BatchErrors, ErrorPass, Execution
 from lipcert.layers import RhoLipschitzConv2d, RhoLipschitzLinear
 from lipcert.models import zoo
@@ -82,9 +81,7 @@ class Adversary:
 
     def __init__(self, model, shape, longest_sum=None):
         self.model = deepcopy(model).float().requires_grad_(False).eval()
-        self.certifier = Certifier(
-            self.model, lipcert.bound(self.model, shape), longest_sum
-        )
+        self.certifier = certifier_of(self.model, shape, longest_sum)
         self.wide = deepcopy(self.model).double()
         network = lipcert.trace(self.wide, shape)
         if longest_sum:
@@ -223,7 +220,7 @@ def test_rounding_costs_rho_lipschitz_convolutions_little():
 
 def test_stages_of_one_dense_layer_are_followed_entry_by_entry():
     model = dense_chain(50, 40, 30, 3).float()
-    certifier = Certifier(model, lipcert.bound(model, (50,)))
+    certifier = certifier_of(model, (50,))
     x = randn(20, 50).float()
     execution = certifier.error_pass.execute(x)
     with torch.no_grad():
@@ -241,7 +238,7 @@ def test_stages_of_one_convolution_of_few_products_are_bounded_by_norms():
     model = sequence(
         nn.Conv2d(2, 3, 3, bias=False), nn.ReLU(), nn.Flatten(), nn.Linear(48, 3)
     ).float()
-    certifier = Certifier(model, lipcert.bound(model, (2, 6, 6)))
+    certifier = certifier_of(model, (2, 6, 6))
     x = randn(20, 2, 6, 6).float()
     (edge,) = lipcert.trace(deepcopy(model).double(), (2, 6, 6)).nodes[1].edges
     norm = magnitude_norm(edge.op, torch.zeros((), dtype=torch.float64))

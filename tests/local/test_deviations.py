@@ -8,13 +8,15 @@ from hypothesis import given
 from torch import Tensor, nn
 
 import drawn
-from helpers import examples
+from helpers import examples, traced
 from lipcert.layers import GroupSort, MaxMin
 from lipcert.local.centres import executed_values
 from lipcert.local.certify_local import LocalCertifier
 from lipcert.local.deviations import follow
 from lipcert.local.pulling import Ball
 from models import Op, named_models
+
+NAMED = named_models()
 
 
 def points_in_ball(x: Tensor, norm: float, radius: Tensor, count: int) -> Tensor:
@@ -38,7 +40,7 @@ def points_in_ball(x: Tensor, norm: float, radius: Tensor, count: int) -> Tensor
 def check_intervals(model: nn.Module, shape: tuple[int, ...], norm: float) -> None:
     dtype = next(model.parameters()).dtype
     x = torch.randn(3, *shape, generator=torch.Generator().manual_seed(1)).to(dtype)
-    certifier = LocalCertifier(model, shape, norm)
+    certifier = LocalCertifier(traced(model, shape, local=True), shape, norm)
     values, _ = executed_values(certifier.network, x)
     for scale in (1e-4, 0.02, 0.7):
         radius = scale * torch.tensor([0.5, 1.0, 3.0], dtype=torch.float64)
@@ -59,11 +61,10 @@ def check_intervals(model: nn.Module, shape: tuple[int, ...], norm: float) -> No
 
 
 @pytest.mark.parametrize("norm", [2, inf])
-@pytest.mark.parametrize("name", named_models())
+@pytest.mark.parametrize("name", NAMED)
 def test_named_networks_stay_inside_their_intervals(name, norm):
-    model, shape = named_models()[name]
-    if len(model(torch.zeros(1, *shape, dtype=torch.float64)).shape) == 2:
-        check_intervals(model.float(), shape, norm)
+    model, shape = NAMED[name]
+    check_intervals(model.float(), shape, norm)
 
 
 @given(network=drawn.networks)

@@ -1,5 +1,7 @@
 """Lines over intervals: for every activation, and for any slope, the graph lies between them."""
 
+from functools import cache
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -65,6 +67,12 @@ def graph_of(site: Site) -> tuple[Grid, Tensor, Tensor]:
     return grid(site, centre, value, below, above), points - centre, rises
 
 
+@cache
+def graph_of_activation(activation: nn.Module) -> tuple[Grid, Tensor, Tensor]:
+    """Computed once for each of them: two tests read it."""
+    return graph_of(site_of(activation))
+
+
 def check_between(graph: Grid, places: Tensor, rises: Tensor) -> None:
     lowest, highest = graph.range()
     assert ((rises >= lowest) & (rises <= highest)).all()
@@ -81,14 +89,13 @@ def check_between(graph: Grid, places: Tensor, rises: Tensor) -> None:
 
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=NAMES)
 def test_lines_of_every_activation_hold_for_any_slope(activation):
-    graph, places, rises = graph_of(site_of(activation))
-    check_between(graph, places, rises)
+    check_between(*graph_of_activation(activation))
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=NAMES)
 def test_lines_are_close_to_the_graph_at_the_middle(activation):
     """Over intervals up to 4 wide, lines could move by at most 4 % of the width times the largest slope."""
-    graph, places, rises = graph_of(site_of(activation))
+    graph, places, rises = graph_of_activation(activation)
     width = graph.places[-1] - graph.places[0]
     for sign, intercept in ((1, graph.high), (-1, graph.low)):
         slope = graph.steep(sign)

@@ -85,21 +85,33 @@ SPELLINGS = {
 }
 
 
-@pytest.mark.parametrize("name", SPELLINGS)
-def test_spelling(name):
-    expected, function = SPELLINGS[name]
+IN_PLACE = [
+    "F.relu",
+    *(name for name in SPELLINGS if name.endswith("_")),
+]  # programs with operators in place are rewritten as a whole
+OTHERS = [name for name in SPELLINGS if name not in IN_PLACE]
+
+
+def described(slope):
+    return slope.interval(), slope.elementwise, slope.ulps
+
+
+@pytest.mark.parametrize("names", [IN_PLACE, OTHERS], ids=["in place", "others"])
+def test_spellings(names):
+    """All of them side by side in one model, each with a site of its own."""
     model = Op(
-        lambda m, x: function(m, m.first(x)),
+        lambda m, x: torch.cat(
+            [SPELLINGS[name][1](m, m.first(x)).flatten(1) for name in names], 1
+        ),
         first=nn.Linear(3, 4),
         zero=torch.zeros(1),
         softmax=nn.Softmax2d(),
     )
     network = lipcert.trace(model.eval(), (3,))
-    assert network.depth == 1
-    slope = network.sites[1].slope
-    assert slope.interval() == expected.interval()
-    assert slope.elementwise == expected.elementwise
-    assert slope.ulps == expected.ulps
+    slopes_found = [described(site.slope) for site in network.sites[1:-1]]
+    assert dict(zip(names, slopes_found, strict=True)) == {
+        name: described(SPELLINGS[name][0]) for name in names
+    }
 
 
 @pytest.mark.parametrize("alpha", [0.5, 2.0])

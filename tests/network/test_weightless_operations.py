@@ -9,7 +9,15 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import nn
 
-from helpers import check_linear, operations, randn
+import lipcert
+from helpers import (
+    check_linear,
+    check_operation,
+    eye,
+    jacobian,
+    operations,
+    randn,
+)
 from models import Op, gaussian
 
 IMAGE = (4, 6, 4)
@@ -280,8 +288,24 @@ def test_module(name):
     check_linear(module, shape)
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_spelling(name):
+# Programs with operators in place are rewritten as a whole, so they are apart.
+IN_PLACE = [
+    name for name in FUNCTIONS if "in-place" in name or name.startswith("write")
+]
+OTHERS = [name for name in FUNCTIONS if name not in IN_PLACE]
+TOGETHER = 12
+GROUPS = [
+    names[k : k + TOGETHER]
+    for names in (IN_PLACE, OTHERS)
+    for k in range(0, len(names), TOGETHER)
+]
+
+
+@pytest.mark.parametrize(
+    "names", GROUPS, ids=lambda names: f"{names[0]} to {names[-1]}"
+)
+def test_spellings(names):
+    """Several side by side in one captured model, each against its own Jacobian."""
     mean, var = randn(4, seed=8), randn(4, seed=9).abs() + 0.1
     buffers = {
         "factor": FACTOR,
@@ -294,7 +318,32 @@ def test_spelling(name):
         "whole": randn(1, 4, 6, 4, seed=5),
         "mask": torch.tensor([True, False, False, True]),
     }
-    check_linear(Op(FUNCTIONS[name], **buffers), IMAGE)
+    functions = [FUNCTIONS[name] for name in names]
+
+    def beside(m, x):
+        return torch.cat([function(m, x).flatten(1) for function in functions], 1)
+
+    network = lipcert.trace(Op(beside, **buffers).double().eval(), IMAGE)
+    assert network.depth == 0
+    (columns,) = network.push(0, eye(IMAGE))
+    (rows,) = network.pull(1, eye(network.output_shape))
+    pushed, pulled = columns.T, rows.flatten(1)
+    place = 0
+    for name, function in zip(names, functions, strict=True):
+        expected = jacobian(Op(function, **buffers).double().eval(), IMAGE)
+        own = slice(place, place + len(expected))
+        place = own.stop
+        for found in (pushed[own], pulled[own]):
+            torch.testing.assert_close(
+                found,
+                expected,
+                rtol=1e-10,
+                atol=1e-10,
+                msg=lambda text, name=name: f"{name}: {text}",
+            )
+    assert len(pushed) == len(pulled) == place
+    for op in operations(network):
+        check_operation(op)
 
 
 BATCH_NORMS = [

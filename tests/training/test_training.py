@@ -1,6 +1,7 @@
 """Runs: what they reach, what they leave, how they fail."""
 
 import json
+import shutil
 import sys
 
 import pytest
@@ -45,19 +46,15 @@ def test_crm_raises_certified_accuracy_above_the_standard_twin(tmp_path):
     assert result.standard.summary.clean > 0.9
 
 
-def test_a_run_leaves_everything_to_repeat_and_judge_it(tmp_path):
-    seen = []
-    result = lipcert.train(
-        tiny(),
-        tmp_path,
-        progress=lambda what, fraction, figures="": seen.append((what, fraction)),
-    )
-    assert {path.name for path in tmp_path.iterdir()} >= {
+def test_a_run_leaves_everything_to_repeat_and_judge_it(finished):
+    result, seen = finished
+    folder = result.folder
+    assert {path.name for path in folder.iterdir()} >= {
         "config.toml", "environment.json", "metrics.jsonl", "checkpoint.safetensors", "model.safetensors",
         "certificates.csv", "summary.json",
     }  # fmt: skip
-    assert lipcert.TrainConfig.from_toml(tmp_path / "config.toml") == tiny()
-    environment = json.loads((tmp_path / "environment.json").read_text())
+    assert lipcert.TrainConfig.from_toml(folder / "config.toml") == tiny()
+    environment = json.loads((folder / "environment.json").read_text())
     assert environment["data"]["checksum"] == data.load("digits").checksum
     assert environment["versions"]["torch"] == torch.__version__
     assert [record["epoch"] for record in result.metrics] == [1, 2, 3]
@@ -220,8 +217,8 @@ def test_weights_that_became_nan_are_not_saved(tmp_path, monkeypatch):
     assert all(tensor.isfinite().all() for tensor in tensors.values())
 
 
-def test_folders_that_are_in_use_are_refused(tmp_path, monkeypatch):
-    result = lipcert.train(tiny("epochs=2", "eval_every=1"), tmp_path / "run")
+def test_folders_that_are_in_use_are_refused(finished, tmp_path, monkeypatch):
+    shutil.copytree(finished.result.folder, tmp_path / "run")
     with pytest.raises(
         ResumeError, match=r"run already holds a run; continue it with --resume"
     ):
@@ -237,7 +234,7 @@ def test_folders_that_are_in_use_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(
         Training, "run", lambda *args: pytest.fail("a finished run is only read")
     )
-    assert resume(tmp_path / "run").summary == result.summary
+    assert resume(tmp_path / "run").summary == finished.result.summary
     environment = tmp_path / "run" / "environment.json"
     environment.write_text(
         environment.read_text().replace(data.load("digits").checksum, "0" * 64)
@@ -250,21 +247,20 @@ def test_folders_that_are_in_use_are_refused(tmp_path, monkeypatch):
 
 
 def test_runs_are_numbered_and_the_same_seed_gives_the_same_weights(
-    tmp_path, monkeypatch
+    finished, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(3)
     expected = torch.rand(1)
     torch.manual_seed(3)
-    first, second = lipcert.train(tiny()), lipcert.train(tiny())
+    same, other = lipcert.train(tiny()), lipcert.train(tiny("seed=1"))
     assert torch.equal(torch.rand(1), expected)
-    assert [str(result.folder) for result in (first, second)] == [
+    assert [str(result.folder) for result in (same, other)] == [
         "runs/digits-1",
         "runs/digits-2",
     ]
-    assert metrics(first.folder) == metrics(second.folder)
-    third = lipcert.train(tiny("seed=1"))
-    a, b, c = (weights(result.folder) for result in (first, second, third))
+    assert metrics(same.folder) == metrics(finished.result.folder)
+    a, b, c = (weights(run.folder) for run in (finished.result, same, other))
     assert all(torch.equal(a[name], b[name]) for name in a)
     assert not torch.equal(a["1.weight"], c["1.weight"])
 
@@ -291,12 +287,11 @@ def test_a_preset_or_a_file_may_be_named(tmp_path):
     )
 
 
-def test_all_files_of_a_run_have_the_same_permissions(tmp_path):
-    lipcert.train(tiny("epochs=2"), tmp_path / "run")
+def test_all_files_of_a_run_have_the_same_permissions(finished, tmp_path):
     (tmp_path / "plain").touch()
     modes = {
         path.name: path.stat().st_mode
-        for path in (tmp_path / "run").iterdir()
+        for path in finished.result.folder.iterdir()
         if path.name != ".lock"
     }
     assert "model.safetensors" in modes
@@ -350,10 +345,10 @@ def test_only_adam_without_muon():
     assert len(adam.param_groups[0]["params"]) == 2
 
 
-def test_a_run_is_certified_in_float64_if_asked(tmp_path):
-    single = lipcert.train(tiny(), tmp_path / "single").summary
+def test_a_run_is_certified_in_float64_if_asked(finished, tmp_path):
+    single = finished.result.summary
     double = lipcert.train(tiny("execution=float64"), tmp_path / "double").summary
     assert (single.execution, double.execution) == ("float32", "float64")
-    one, other = weights(tmp_path / "single"), weights(tmp_path / "double")
+    one, other = weights(finished.result.folder), weights(tmp_path / "double")
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert single.mean_radius < double.mean_radius < 1.05 * single.mean_radius

@@ -94,7 +94,11 @@ def capture(model: nn.Module, input_shape: Shape, view: str = "residual") -> Pro
 
 def _export(root: nn.Module, x: Tensor) -> torch.export.ExportedProgram:
     batch = {0: torch.export.Dim.DYNAMIC}
-    with quiet(), torch.no_grad(), torch.inference_mode(False):
+    # Of every capture the number of rows is another symbol: what torch keeps of
+    # operators it has seen is hardly ever found again, and keeping it takes a sixth of
+    # the time.
+    anew = torch._dynamo.config.patch(fake_tensor_cache_enabled=False)
+    with anew, quiet(), torch.no_grad(), torch.inference_mode(False):
         # Not strict: Python runs as it is, and operators are recorded, hooks and
         # patched methods included.
         exported = torch.export.export(
