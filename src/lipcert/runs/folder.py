@@ -14,9 +14,9 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 from torch import Tensor
 
-from lipcert.attacks import take
 from lipcert.bounds.bound import Bound
 from lipcert.certificate import Certificates
+from lipcert.certificate.certificates import take
 from lipcert.certificate.stream import read_certificates
 from lipcert.errors import DataError, LipcertError
 from lipcert.layout import (
