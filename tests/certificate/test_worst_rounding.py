@@ -16,7 +16,8 @@ from drawn import networks
 from helpers import examples, randn
 from lipcert import data
 from lipcert.certificate import Certifier
-from lipcert.certificate.error_pass import BatchErrors, ErrorPass, Execution
+from lipcert.certificate.error_pass import ErrorPass, Execution
+from lipcert.certificate.node_errors import BatchErrors
 from lipcert.layers import RhoLipschitzConv2d, RhoLipschitzLinear
 from lipcert.models import zoo
 from lipcert.network.build import normal_form
@@ -73,7 +74,8 @@ class WorstPass(ErrorPass):
 
         with torch.no_grad():
             logits = network.program.run(x, observe)
-            sites, output = BatchErrors(self, values, len(x)).errors_of(logits)
+            parts = self.network, self.stages, self.offsets
+            sites, output = BatchErrors(*parts, values, len(x)).errors_of(logits)
             return Execution(logits, sites, output, logits.abs().max())
 
 
