@@ -15,7 +15,8 @@ from lipcert.network.normal_form import Edge, Node, Site
 from lipcert.network.program import Live, Shape
 from lipcert.network.rule_trials import check_linear, check_passed, check_site
 from lipcert.network.rules.broadcasting import broadcast
-from lipcert.network.rules.call import Call, Extremum, Input, Refusal, SortedPair, Sum
+from lipcert.network.rules.call import Call
+from lipcert.network.rules.values import Extremum, Input, Refusal, SortedPair, Sum
 from lipcert.network.slopes import ABS, Slope
 from lipcert.network.tangents import FlatEmbed, FlatPair, LocalSlope, Product
 from lipcert.network.user_fact_trials import check_users_facts

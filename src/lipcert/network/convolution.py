@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lipcert.network import patches
-from lipcert.network.linear import LinearOp, has_denormals
+from lipcert.network.linear import LinearOp
 from lipcert.network.program import Live, Shape
+from lipcert.rounding import has_denormals
 
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}

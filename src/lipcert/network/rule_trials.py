@@ -14,8 +14,9 @@ from torch import Tensor
 
 from lipcert.network.linear import Function, LinearOp
 from lipcert.network.program import Shape
-from lipcert.network.rules.call import Call, Input, Refusal
+from lipcert.network.rules.call import Call
 from lipcert.network.rules.pooling import Gather
+from lipcert.network.rules.values import Input, Refusal
 from lipcert.network.slopes import Slope
 from lipcert.rounding import UNIT_ROUNDOFF
 

@@ -11,7 +11,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from lipcert.network.rules.call import Call, Refusal
+from lipcert.network.rules.call import Call
+from lipcert.network.rules.values import Refusal
 from lipcert.network.slopes import Slope
 from lipcert.rounding import UNIT_ROUNDOFF
 

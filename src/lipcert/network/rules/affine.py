@@ -14,8 +14,9 @@ from lipcert.network.convolution import Convolution, TransposedConvolution
 from lipcert.network.linear import Dense, Function, Scale
 from lipcert.network.program import Live, Shape
 from lipcert.network.rules.arithmetic import product_of_inputs
-from lipcert.network.rules.call import Call, Constant, Input, Refusal, Result
+from lipcert.network.rules.call import Call
 from lipcert.network.rules.registry import rule_for
+from lipcert.network.rules.values import Constant, Input, Refusal, Result
 
 
 def _constant(value: Any, what: str = "weight") -> Live:

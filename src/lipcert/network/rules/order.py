@@ -7,8 +7,9 @@ from typing import Any
 
 from lipcert.network import slopes
 from lipcert.network.normalised import Softmax
-from lipcert.network.rules.call import (
-    Call,
+from lipcert.network.rules.call import Call
+from lipcert.network.rules.registry import rule_for
+from lipcert.network.rules.values import (
     Constant,
     Extremum,
     Input,
@@ -16,7 +17,6 @@ from lipcert.network.rules.call import (
     Result,
     SortedPair,
 )
-from lipcert.network.rules.registry import rule_for
 from lipcert.network.tangents import local_slope
 
 

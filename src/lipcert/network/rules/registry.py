@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from lipcert.errors import OptionError, check_choice
-from lipcert.network.rules.call import Result
+from lipcert.network.rules.values import Result
 
 Rule = Callable[..., Result]
 VIEWS = ("residual", "certified")
