@@ -21,7 +21,7 @@ from lipcert.losses.loss import (
     true_class,
 )
 from lipcert.losses.radii import pair_radii, soft_minimum
-from lipcert.losses.standard_loss import Base, Share, standard
+from lipcert.losses.standard_loss import BASE_OPTIONS, Base, Share, standard
 from lipcert.option_values import Epsilon, Positive, Radius
 
 RADII = ("soft", "hard")
@@ -48,13 +48,8 @@ class CrmLoss(TrainingLoss):
         return crm(logits, labels, constants, **self.model_dump(exclude={"type"}))
 
     def first_term(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return standard(
-            logits,
-            labels,
-            base=self.base,
-            margin_t=self.margin_t,
-            smoothing=self.smoothing,
-        ).loss
+        options = self.model_dump(include=BASE_OPTIONS)
+        return standard(logits, labels, **options).loss
 
 
 def crm(

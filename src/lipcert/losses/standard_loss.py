@@ -23,6 +23,8 @@ from lipcert.option_values import Positive
 
 BASES = ("cross-entropy", "soft-margin", "label-smoothing")
 Base = Literal["cross-entropy", "soft-margin", "label-smoothing"]
+BASE_OPTIONS = {"base", "margin_t", "smoothing"}
+"""The options of `standard`, which losses with a base have, too."""
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -41,13 +43,7 @@ class StandardLoss(TrainingLoss):
     def __call__(
         self, logits: Tensor, labels: Tensor, constants: Tensor | None = None
     ) -> Loss:
-        return standard(
-            logits,
-            labels,
-            base=self.base,
-            margin_t=self.margin_t,
-            smoothing=self.smoothing,
-        )
+        return standard(logits, labels, **self.model_dump(include=BASE_OPTIONS))
 
     def first_term(self, logits: Tensor, labels: Tensor) -> Tensor:
         return self(logits, labels).loss
