@@ -140,7 +140,7 @@ def test_clipping_limits_the_gradient(tmp_path):
 
 def test_mixed_precision_needs_a_processor_that_has_it(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "bfloat16_works", lambda: False)
+        patch.setattr(launching, "bfloat16_works", lambda: False)
         with pytest.raises(
             ConfigError,
             match=r"precision is bf16-mixed, but this processor cannot .* use 32-true",

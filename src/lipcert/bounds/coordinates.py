@@ -41,6 +41,8 @@ def coordinates(
                 f"method='ellipsoids' has no target {target!r}; use 'pairwise'"
             )
         return _for_ellipsoids(base)
+    # Rows of targets that stop before the last layer go through the plain network:
+    # nothing leads around its nonlinearities.
     plain = network = loop_transform(base, naive_lines(base))
     if method != "naive":
         network = loop_transform(base, liplt_lines(base))

@@ -129,6 +129,7 @@ class Estimator(nn.Module):
         for i, x in random_vectors(sweep, seed).items():
             self.register_buffer(f"{_VECTORS}{i}", x)
         if self._period > 1:
+            # Far maps take turns; which is next is saved with the vectors.
             self.register_buffer("turn", torch.zeros((), dtype=torch.long))
 
     def __reduce__(self) -> tuple[Any, ...]:

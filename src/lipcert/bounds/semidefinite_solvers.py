@@ -45,6 +45,7 @@ def barrier(problem: Problem) -> np.ndarray:
     for _ in range(_STEPS):
         try:
             point = _Point(scaled, derivatives, x, dual)
+            # tr(XP), what X lacks to be feasible, and what the prices of t add to ρ.
             gap = point.gap + np.abs(price - point.traces) @ x + price[1:] @ x[1:]
             lower = max(lower, x[0] - gap)
             if gap <= _GAP * max(x[0], TINY):
@@ -75,6 +76,7 @@ def _independent_signs(problem: Problem, price: np.ndarray) -> np.ndarray:
     total, squares = price.copy(), np.square(problem.z)
     for site in range(problem.site_column.max() + 1):
         rows, columns = problem.site_row == site, problem.site_column == site
+        # Before E w_i² of a site: it needs E z_i² of the same one.
         np.add.at(total, problem.row[rows], squares[rows] @ moments)
         moments[columns] = (total / members)[problem.coordinate[columns]]
     return moments
@@ -143,6 +145,8 @@ class _Point:
 def _solve(equations: np.ndarray, right: np.ndarray) -> np.ndarray:
     """The solution of symmetric equations, scaled to a unit diagonal, with the smallest ridge that Cholesky needs."""
     scale = 1 / np.sqrt(equations.diagonal())
+    # Near the optimum the equations are nearly singular, and their entries differ by
+    # many orders of magnitude.
     scaled = equations * scale * scale[:, None]
     for ridge in 10.0 ** np.arange(-16, -5):
         try:
@@ -162,7 +166,9 @@ def _to_boundary(factor: np.ndarray, step: np.ndarray) -> float:
     """The part of a step that leaves the matrix of this Cholesky factor positive definite, at most all of it."""
     half = solve_triangular(factor, step, lower=True)
     relative = solve_triangular(factor, half.T, lower=True)
+    # I + s·(this matrix) stays positive definite for s < −1/lowest.
     lowest = eigvalsh(relative, subset_by_index=[0, 0])[0]
+    # Not all of the way: on the boundary the matrix would be singular.
     return float(min(1.0, 0.95 / max(-lowest, 1e-9)))
 
 

@@ -123,11 +123,14 @@ class BatchErrors:
             entries = self.errors[edge.source].entries
             if entries is not None and not self._becomes_norm(v, edge):
                 carried.append(edge.op.magnitude(entries))
+        # Errors of several edges are summed in the type of the program, which is
+        # rounded.
         total = reduce(add, carried) if carried else None
         if bounds.roundoff == 0.0:
             if total is not None and len(carried) > 1:
                 total = total * (1 + 4 * gamma(len(carried) + 2, self.dtype))
             return NodeError(total, norm)
+        # Few products: γ·‖Σ|A||û| + |b|‖ is hardly larger than the norm of the entries.
         if bounds.coarse:
             lost = bounds.lost * prod(node.shape) ** 0.5
             made = bounds.roundoff * self._sum_of_norms(v)
