@@ -92,3 +92,11 @@ def denormals_kept() -> Iterator[None]:
         yield
     finally:
         torch.set_flush_denormal(True)
+
+
+def has_denormals(weight: Tensor) -> bool:
+    """Whether a tensor has entries between zero and the smallest normal number of float32."""
+    # Float64 copies of float32 weights are asked, too: what counts is the type in which
+    # they are executed.
+    size = weight.detach().abs()
+    return bool(((size > 0) & (size < torch.finfo(torch.float32).tiny)).any())

@@ -20,7 +20,7 @@ from helpers import (
     traced,
     transformed,
 )
-from lipcert.bounds import inequality
+from lipcert.bounds import inequality, semidefinite_solvers
 from lipcert.bounds.fit import FitOptions
 from lipcert.bounds.semidefinite import lipsdp_constants
 from lipcert.bounds.semidefinite_system import System
@@ -282,9 +282,11 @@ def test_a_bad_solver_costs_accuracy_but_not_truth(name, solution, monkeypatch):
     with torch.no_grad():
         system = System(transformed(model, shape), 99, lambda *_: None)
         problem, scale, _ = system.problem(None)
-    proposal = BAD[solution](inequality.barrier(problem))
+    proposal = BAD[solution](semidefinite_solvers.barrier(problem))
     assert least <= scale * sqrt(inequality.prove(problem, proposal, system.stretch))
-    monkeypatch.setitem(inequality.SOLVERS, "barrier", lambda problem: proposal)
+    monkeypatch.setitem(
+        semidefinite_solvers.SOLVERS, "barrier", lambda problem: proposal
+    )
     if solution == "1% too large":  # ρ follows from the other multipliers
         assert least <= constants(model, shape).item() <= reference(model, shape).item()
     elif solution != "huge":
@@ -295,7 +297,7 @@ def test_a_bad_solver_costs_accuracy_but_not_truth(name, solution, monkeypatch):
 def test_a_solver_that_stops_early_is_an_error(monkeypatch):
     model, shape = MODELS["paper residual"]
     optimum, liplt = constants(model, shape).item(), reference(model, shape).item()
-    monkeypatch.setattr(inequality, "_STEPS", 5)
+    monkeypatch.setattr(semidefinite_solvers, "_STEPS", 5)
     with pytest.raises(
         SolverError, match=r"use method='rescaled' or method='best', .*solver='cvxpy'"
     ) as caught:
@@ -411,7 +413,7 @@ def test_the_proof_refuses_what_is_infeasible():
     problem, _, _ = System(transformed(*MODELS["chain"]), 99, lambda *_: None).problem(
         None
     )
-    x = inequality.barrier(problem)
+    x = semidefinite_solvers.barrier(problem)
     x[0] = inequality.smallest_rho(problem, x)
     assert (
         inequality.proved(problem, x * np.where(np.arange(len(x)) == 0, 1 + 1e-8, 1.0))

@@ -75,7 +75,7 @@ def test_a_rounded_number_and_other_outputs_are_refused(
     classifier, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(
-        import_module("lipcert.certificate.certify"), "_ROUND_DOWN", 1 - 2.0**-45
+        import_module("lipcert.certificate.radius"), "_ROUND_DOWN", 1 - 2.0**-45
     )
     with pytest.raises(
         ModelError,

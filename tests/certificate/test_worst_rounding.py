@@ -15,7 +15,8 @@ import lipcert
 from drawn import networks
 from helpers import certifier_of, examples, randn
 from lipcert import data
-from lipcert.certificate.error_pass import BatchErrors, ErrorPass, Execution
+from lipcert.certificate.error_pass import ErrorPass, Execution
+from lipcert.certificate.node_errors import BatchErrors
 from lipcert.layers import RhoLipschitzConv2d, RhoLipschitzLinear
 from lipcert.models import zoo
 from lipcert.network.build import normal_form
@@ -72,7 +73,8 @@ class WorstPass(ErrorPass):
 
         with torch.no_grad():
             logits = network.program.run(x, observe)
-            sites, output = BatchErrors(self, values, len(x)).errors_of(logits)
+            parts = self.network, self.stages, self.offsets
+            sites, output = BatchErrors(*parts, values, len(x)).errors_of(logits)
             return Execution(logits, sites, output, logits.abs().max())
 
 

@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lipcert.network.normalised import Normalisation, Softmax, moment_errors
+from lipcert.network.normalised import Normalisation, moment_errors
+from lipcert.network.softmax_tangent import Softmax
 from lipcert.network.tangents import Tangent
 
 WIDTH = 12

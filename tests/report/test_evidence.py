@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 import lipcert
 from lipcert import attacks, data
+from lipcert.certificate.certificates import take
 from lipcert.certificate.stream import read_certificates
 from lipcert.errors import CertificateViolation, DataError
 from lipcert.models import load_model
@@ -34,7 +35,7 @@ def test_attacks_agree_with_the_summary_and_with_the_certificates(finished, part
         len(certificates) // len(index),
         len(certificates) // len(index) + 1,
     }
-    few = attacks.take(certificates, index)
+    few = take(certificates, index)
     assert (distance >= few.radius).all()
     rows = [
         line.split(",") for line in (folder / "attacks.csv").read_text().splitlines()
@@ -130,7 +131,7 @@ def test_attacks_are_repeatable_and_leave_the_random_state_alone(finished, tmp_p
         read_certificates(finished / "certificates.csv"),
     )
     part, model = (
-        attacks.take(certificates, slice(0, 30)),
+        take(certificates, slice(0, 30)),
         load_model(str(finished)).model,
     )
     state = torch.get_rng_state()
@@ -149,7 +150,7 @@ def test_a_success_inside_a_radius_is_an_error(finished, tmp_path, attack):
         read_certificates(finished / "certificates.csv"),
     )
     part, model = (
-        attacks.take(certificates, slice(0, 20)),
+        take(certificates, slice(0, 20)),
         load_model(str(finished)).model,
     )
     part.radius[3] = 10.0

@@ -21,7 +21,7 @@ from lipcert.errors import (
 from lipcert.losses import Loss
 from lipcert.models import load_model
 from lipcert.resources import bfloat16_works
-from lipcert.training import loop, resume, run
+from lipcert.training import launching, loop, resume, run
 from lipcert.training.checkpoint import read_checkpoint
 from lipcert.training.loop import Training
 from lipcert.training.muon import KernelMuon
@@ -137,7 +137,7 @@ def test_clipping_limits_the_gradient(tmp_path):
 
 def test_mixed_precision_needs_a_processor_that_has_it(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "bfloat16_works", lambda: False)
+        patch.setattr(launching, "bfloat16_works", lambda: False)
         with pytest.raises(
             ConfigError,
             match=r"precision is bf16-mixed, but this processor cannot .* use 32-true",
@@ -151,7 +151,7 @@ def test_mixed_precision_needs_a_processor_that_has_it(tmp_path):
 )
 def test_mixed_precision_is_for_the_forward_pass_only(tmp_path):
     config = tiny("precision=bf16-mixed", "warmup_epochs=0")
-    with run._fabric(config) as fabric:
+    with launching.launched(config) as fabric:
         dataset = data.load("digits")
         training = Training(
             fabric, config, "digest", dataset, tmp_path, Prepared.of(config, dataset)

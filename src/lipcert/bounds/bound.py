@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 
 from lipcert.bounds.bound_files import base_path, read_bound, write_bound
+from lipcert.bounds.bound_numbers import check_numbers, pairwise_upper
 from lipcert.bounds.fingerprint import fingerprint
 from lipcert.bounds.targets import TARGETS, find_target
 from lipcert.errors import BoundError, OptionError
@@ -72,9 +72,9 @@ class Bound(Shown):
     def __post_init__(self) -> None:
         _check_shapes(self)
         for name in _NUMBERS:
-            _check_numbers(name, getattr(self, name))
+            check_numbers(name, getattr(self, name))
         for name, diagonal in self.scales.items():
-            _check_numbers(_SCALES + name, diagonal, positive=True)
+            check_numbers(_SCALES + name, diagonal, positive=True)
         # The class is frozen, its tensors are not: `check_belongs` compares them with
         # what they were here.
         _ = self._numbers_digest  # of the numbers as they are now
@@ -89,8 +89,7 @@ class Bound(Shown):
     @property
     def value(self) -> Tensor:
         """The constants; a copy."""
-        # In-place arithmetic on the value would otherwise change what certificates rest
-        # on.
+        # In-place arithmetic on it would otherwise change what certificates rest on.
         return self.tails[0].clone()
 
     @property
@@ -134,20 +133,12 @@ class Bound(Shown):
 
     def belongs_to(self, model: nn.Module | Network) -> bool:
         """Whether the program and the weights of the model are those the bound was made for."""
-        network = (
-            model
-            if isinstance(model, Network)
-            else trace(model, self.facts.input_shape)
-        )
+        network = network_of(model, self.facts.input_shape)
         return fingerprint(network) == self.facts.fingerprint
 
     def check_belongs(self, model: nn.Module | Network) -> None:
         """Refuse any other model."""
-        network = (
-            model
-            if isinstance(model, Network)
-            else trace(model, self.facts.input_shape)
-        )
+        network = network_of(model, self.facts.input_shape)
         if not self.belongs_to(network):
             raise BoundError(
                 "the bound was made for other weights or another program: the model has changed since, or an operator "
@@ -163,9 +154,9 @@ class Bound(Shown):
 
     def _check_size(self, network: Network) -> None:
         """Refuse numbers for another number of sites or classes than the network has."""
-        classes = (
-            [network.classes] * self.value.dim() if self.target != "network" else []
-        )
+        classes: list[int] = []
+        if self.target != "network":
+            classes = [network.classes] * self.value.dim()
         # One tail for each of the sites 0..n.
         expected = (network.depth + 1, *classes)
         if tuple(self.tails.shape) != expected:
@@ -179,9 +170,8 @@ class Bound(Shown):
         tensors = {name: getattr(self, name).contiguous().cpu() for name in _NUMBERS}
         for name, diagonal in self.scales.items():
             tensors[_SCALES + name] = diagonal.contiguous().cpu()
-        write_bound(
-            path, {**asdict(self.facts), "contributions": self.contributions}, tensors
-        )
+        facts = {**asdict(self.facts), "contributions": self.contributions}
+        write_bound(path, facts, tensors)
 
     @classmethod
     def find(cls, path: str | Path) -> Bound | None:
@@ -204,9 +194,7 @@ class Bound(Shown):
             problem = f"the bound {base_path(path)} is damaged ({error}); compute it again with lipcert.bound"
             raise BoundError(problem) from error
         # What is left in `tensors` are the diagonals.
-        scales = {
-            name.removeprefix(_SCALES): diagonal for name, diagonal in tensors.items()
-        }
+        scales = {name.removeprefix(_SCALES): tensors[name] for name in tensors}
         return cls(facts=Facts(**known), scales=scales, **numbers)
 
     def __repr__(self) -> str:
@@ -228,11 +216,11 @@ class Bound(Shown):
         return float(find_target(self.target).mean(self.value))
 
 
-def pairwise_upper(value: Tensor, target: str, classes: int) -> Tensor:
-    """The constants of the logit differences that follow from those of a target, rounded up."""
-    # √2·L and L_a + L_b take at most three roundings of 2^-53 each, this product
-    # included.
-    return find_target(target).pairwise(value, classes) * (1 + 2.0**-50)
+def network_of(model: nn.Module | Network, input_shape: tuple[int, ...]) -> Network:
+    """A model for inputs of this shape, captured if it is not yet."""
+    if isinstance(model, Network):
+        return model
+    return trace(model, input_shape)
 
 
 def _check_shapes(bound: Bound) -> None:
@@ -245,36 +233,11 @@ def _check_shapes(bound: Bound) -> None:
     # Pairwise with tails of shape (5, 10, 10): (10,)·2 = (10, 10). Network, with tails
     # of shape (5,): ()·0 = ().
     classes = bound.tails.shape[1:2] * len(find_target(target).shape(1))
-    expected = {
-        "tails": (sites, *classes),
-        "between": (sites, sites),
-        "shares": (sites,),
-    }
-    for name, shape in expected.items():
-        if tuple(getattr(bound, name).shape) != shape:
+    expected = [(sites, *classes), (sites, sites), (sites,)]
+    for name, shape in zip(_NUMBERS, expected, strict=True):
+        found = tuple(getattr(bound, name).shape)
+        if found != shape:
             raise BoundError(
-                f"the {name} of the bound have the shape {tuple(getattr(bound, name).shape)}, which does not fit "
+                f"the {name} of the bound have the shape {found}, which does not fit "
                 f"{sites} sites and the target {target}; compute it again with lipcert.bound"
             )
-
-
-def _check_numbers(name: str, numbers: Tensor, positive: bool = False) -> None:
-    """Refuse anything but finite float64 numbers that are not negative."""
-    if numbers.dtype != torch.float64:
-        problem = f"are {numbers.dtype}, expected torch.float64"
-    # NaN would pass the comparison with 0 that follows.
-    elif not bool(torch.isfinite(numbers).all()):
-        problem = (
-            "contain NaN or infinity: the weights are too large, or a file was edited"
-        )
-    elif bool((numbers < 0).any()) or (positive and bool((numbers == 0).any())):
-        problem = (
-            "contain numbers that are not positive"
-            if positive
-            else "contain negative numbers"
-        )
-    else:
-        return
-    raise BoundError(
-        f"the {name} of the bound {problem}; compute it again with lipcert.bound"
-    )

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import replace
 from time import perf_counter
 
 import torch
 from torch import Tensor, nn
 
 from lipcert.bounds.bound import Bound, Facts
+from lipcert.bounds.combining import combined
 from lipcert.bounds.fingerprint import check_finite, fingerprint
 from lipcert.bounds.fit import FitOptions
-from lipcert.bounds.forms import Form
 from lipcert.bounds.methods import Method, MethodTask, find_method
 from lipcert.bounds.output_rows import check_rows_fit
-from lipcert.bounds.prefixes import smallest_prefixes
 from lipcert.bounds.targets import Target, default_target, find_target
 from lipcert.network.build import trace
 from lipcert.network.capture import CAPTURE_LOCK
@@ -26,7 +23,7 @@ from lipcert.network.program import Program
 from lipcert.network.rules.registry import MODULE_RULES, find_module_rule
 from lipcert.norms.norm_options import NormOptions
 from lipcert.progress import Progress, no_progress
-from lipcert.rounding import UNDERFLOW, denormals_kept, gamma
+from lipcert.rounding import denormals_kept
 from lipcert.version import VERSION
 
 
@@ -61,14 +58,9 @@ def bound(
         >>> lipcert.bound(model, (4,)).value.shape
         torch.Size([3, 3])
     """
+    targets = (target,)
     made = bound_targets(
-        model,
-        input_shape,
-        method,
-        (target,),
-        options=options,
-        fit=fit,
-        progress=progress,
+        model, input_shape, method, targets, options=options, fit=fit, progress=progress
     )
     return next(iter(made.values()))
 
@@ -117,9 +109,8 @@ def bound_network(
 ) -> dict[str, Bound]:
     """Bounds of a captured network, by the names of the targets."""
     began = perf_counter()
-    with (
-        CAPTURE_LOCK
-    ):  # a capture by another thread replaces the model's tensors for a moment
+    # A capture by another thread replaces the model's tensors for a moment.
+    with CAPTURE_LOCK:
         # From here on weights are copies: the model may go on training, the bound and
         # its fingerprint belong together.
         program = network.program.frozen()
@@ -133,15 +124,8 @@ def bound_network(
     whole = any(target.whole_output for target in targets)
     # Of the copies, not of what the model's own tensors hold by now.
     digest = fingerprint(replace(network, program=program))
-    task = MethodTask(
-        program,
-        promised,
-        whole,
-        options or NormOptions(),
-        fit or FitOptions(),
-        progress,
-        digest,
-    )
+    options, fit = options or NormOptions(), fit or FitOptions()
+    task = MethodTask(program, promised, whole, options, fit, progress, digest)
     bounds = {}
     for target in targets:
         bounds[target.name] = _bound(task, method, target, digest)
@@ -156,10 +140,8 @@ def promised_program(model: nn.Module, input_shape: tuple[int, ...]) -> Program 
     # Rules for both views say what a layer computes; those for this view alone promise
     # a constant.
     special = set(MODULE_RULES["certified"]) - set(MODULE_RULES["residual"])
-    if not any(
-        find_module_rule(module, "certified") and type(module) in special
-        for module in model.modules()
-    ):
+    layers = [module for module in model.modules() if type(module) in special]
+    if not any(find_module_rule(module, "certified") for module in layers):
         return None
     return trace(model, input_shape, view="certified").program.frozen()
 
@@ -184,15 +166,15 @@ def promised_constants(
     whole = any(target.whole_output for target in wanted)
     task = MethodTask(program, None, whole, NormOptions(), FitOptions(), progress)
     forms = [task.form("liplt"), task.form("naive")]
-    return {
-        target.name: _combined(forms, target, {}, progress).tails[0]
-        for target in wanted
-    }
+    values = {}
+    for target in wanted:
+        values[target.name] = combined(forms, target, {}, progress).tails[0]
+    return values
 
 
 def _bound(task: MethodTask, method: Method, target: Target, digest: str) -> Bound:
     forms = method.forms(task, target)
-    numbers = _combined(forms, target, method.values(task, target), task.progress)
+    numbers = combined(forms, target, method.values(task, target), task.progress)
     # Every form has a part of this probability (`_MOST_FORMS`), so that by the union
     # bound all norms hold together.
     probability, guarantee = 0.0, "deterministic"
@@ -212,96 +194,8 @@ def _bound(task: MethodTask, method: Method, target: Target, digest: str) -> Bou
         library=_version(),
         winners=numbers.winners,
     )
-    return Bound(
-        facts,
-        numbers.tails,
-        numbers.between,
-        numbers.shares,
-        method.scales(task, target),
-    )
-
-
-@dataclass(frozen=True)
-class _Combined:
-    tails: Tensor
-    between: Tensor
-    shares: Tensor
-    sites: tuple[str, ...]
-    winners: dict[str, str]
-    inflation: float
-
-
-@torch.no_grad()
-def _combined(
-    forms: Sequence[Form],
-    target: Target,
-    others: Mapping[str, Tensor],
-    progress: Progress,
-) -> _Combined:
-    """The smallest values of all forms and other bounds; constants between sites are those of the first form.
-
-    The shares are those of the form with the smallest mean, among those with the sites
-    of the first one.
-    """
-    prefixes = smallest_prefixes(forms)
-    methods: list[str] = []
-    values: list[Tensor] = []
-    inflation = 0.0
-    best: tuple[float, Tensor, Form] | None = None
-    for count, (form, m) in enumerate(zip(forms, prefixes.forms, strict=True)):
-        shares = form.shares(
-            target, m, partial(progress, f"rows {count + 1}/{len(forms)}")
-        )
-        # L_ab = Σ_i m_i ‖r_a^i − r_b^i‖ of docs/method.md, for all pairs at once: S_i
-        # is part of the rows in a form.
-        total = shares.sum(0)
-        inflation = max(inflation, form.inflation(target, shares, m))
-        methods.append(form.method)
-        # The terms are rounded up already, their sum is not.
-        values.append(total * (1 + gamma(4 * (len(shares) + 2))))
-        mean = float(target.mean(total))
-        # Forms with promised layers have other sites, which `facts.sites` and the tails
-        # could not name.
-        if best is None or (
-            mean < best[0] and form.network.program is forms[0].network.program
-        ):
-            best = mean, shares, form
-    assert best is not None
-    methods += others.keys()
-    values += others.values()
-    # Every one of them is an upper bound, so the smallest is, functional by functional.
-    value, winner = torch.stack(values).min(0)
-    shares = torch.stack([target.mean(share) for share in best[1]])
-    # Shares explain the value, which may be smaller than their sum; scaled, they sum to
-    # it.
-    shares = shares * (float(target.mean(value)) / max(float(shares.sum()), UNDERFLOW))
-    tails = forms[0].tails(target)
-    # Site 0 is the input, so its tail and the value bound the same map.
-    tails[0] = torch.minimum(tails[0], value)
-    winners: dict[str, str] = {}
-    if len(methods) > 1:
-        winners = prefixes.winners | _winning_methods(methods, winner, target)
-    return _Combined(
-        tails, forms[0].between(), shares, tuple(best[2].names), winners, inflation
-    )
-
-
-def _winning_methods(
-    names: Sequence[str], winner: Tensor, target: Target
-) -> dict[str, str]:
-    """Which method gave the value, or, if there are several, how many of the functionals each of them won."""
-    # (K, K): the pairs (a, b) and (b, a) are one functional, the diagonal is none.
-    places = (
-        winner[torch.ones_like(winner).triu(1).bool()]
-        if winner.dim() == 2
-        else winner.reshape(-1)
-    )
-    counted = Counter(names[int(place)] for place in places)
-    if len(counted) == 1:
-        return {target.name: next(iter(counted))}
-    return {
-        f"{target.name} ({n} of {counted.total()})": name for name, n in counted.items()
-    }
+    scales = method.scales(task, target)
+    return Bound(facts, numbers.tails, numbers.between, numbers.shares, scales)
 
 
 def _version() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -13,6 +14,8 @@ from lipcert.bounds.recursion import prefix_constants
 from lipcert.bounds.targets import Target
 from lipcert.errors import TooLargeError
 from lipcert.network.normal_form import Network
+from lipcert.norms.chunks import Chunk
+from lipcert.norms.estimate import Vectors
 from lipcert.norms.far import FarPairs
 from lipcert.resources import share_of_memory, shown_bytes
 
@@ -38,6 +41,27 @@ class Estimate:
     value: Tensor
     prefix: Tensor
     contributions: Tensor
+
+
+def iterated_norms(
+    chunks: Sequence[Chunk],
+    vectors: Vectors,
+    iterations: int,
+    turn: int,
+    accelerated: bool,
+) -> tuple[Tensor, int]:
+    """‖B_ji‖ of the pairs of all chunks, and how many iterations have moved the vectors, which are changed in place."""
+    moved, norms = [], []
+    for chunk in chunks:
+        moved.append(chunk.iterated(vectors, iterations, turn, accelerated))
+        norms.append(chunk.norms(moved[-1]))
+    values = torch.cat(norms)
+    # Vectors with NaN would spoil all later estimates, of good weights too.
+    if iterations == 0 or not bool(torch.isfinite(values).all()):
+        return values, 0
+    for chunk, own in zip(chunks, moved, strict=True):
+        chunk.write(own, vectors)
+    return values, iterations
 
 
 def estimate_of_norms(

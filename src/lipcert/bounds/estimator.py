@@ -9,21 +9,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lipcert.bounds.ellipsoids import Ellipsoids, Maps, eliminate, pairs_apart
+from lipcert.bounds.coordinates import coordinates
+from lipcert.bounds.ellipsoids import Ellipsoids, Maps, eliminate
 from lipcert.bounds.estimates import (
     Estimate,
     culprit,
     estimate_of_ellipsoids,
     estimate_of_norms,
+    iterated_norms,
 )
 from lipcert.bounds.recursion import norm_matrix
-from lipcert.bounds.scales import LIMIT, SLACK, Scales
+from lipcert.bounds.scales import LIMIT, SLACK
 from lipcert.bounds.targets import find_target
 from lipcert.errors import NonFiniteError, OptionError, check_choice
 from lipcert.network.build import trace
 from lipcert.network.normal_form import Network
 from lipcert.network.program import constants_computed_once
-from lipcert.network.rewrites import liplt_lines, loop_transform, naive_lines
+from lipcert.network.rewrites import liplt_lines
 from lipcert.network.sweep import Pair, Sweep, joined_pairs
 from lipcert.norms.chunks import chunks
 from lipcert.norms.estimate import Vectors, random_vectors
@@ -82,117 +84,59 @@ class Estimator(nn.Module):
         network: Network | None = None,
     ) -> None:
         super().__init__()
-        check_choice("method", method, METHODS)
-        find_target(target)
-        if power_iterations < 0:
-            raise OptionError(
-                f"power_iterations is {power_iterations}, expected 0 or more"
-            )
-        if span is not None and span < 1:
-            raise OptionError(
-                f"span is {span}, expected 1 or more, or None for all maps"
-            )
+        _check_options(method, target, power_iterations, span)
         self.method, self.target = method, target
         self.power_iterations, self.accelerated = power_iterations, accelerated
-        self._model = (
-            model,
-        )  # a tuple, so that its parameters do not become the estimator's
+        # A tuple, so that its parameters do not become the estimator's.
+        self._model = (model,)
         self._modules_of_model = tuple(model.modules())
-        self._fixed: dict[str, Any] = {
-            "input_shape": input_shape,
-            "seed": seed,
-            "per_neuron": per_neuron,
-        }
-        self._fixed |= {"span": span, "memory": memory}
+        self._fixed: dict[str, Any] = {"input_shape": input_shape, "seed": seed}
+        self._fixed |= {"per_neuron": per_neuron, "span": span, "memory": memory}
         network = network or trace(model, input_shape, training=True)
-        self._build(network, per_neuron)
-        self._send(network, seed, span, memory)
+        seen = coordinates(network, method, target, per_neuron)
+        self.network, self._last_network = seen.network, seen.last
+        self.scales, self.slack = seen.scales, seen.slack
+        self._memory = memory
+        self._send(network, seed, span)
 
     @classmethod
     def of_network(
         cls, network: Network, method: str, target: str, *, per_neuron: bool = False
     ) -> Estimator:
         """An estimator of a captured network, whatever becomes of its model."""
-        return cls(
-            nn.Module(),
-            network.input_shape,
-            method,
-            target,
-            per_neuron=per_neuron,
-            network=network,
-        )
+        model, shape = nn.Module(), network.input_shape
+        return cls(model, shape, method, target, per_neuron=per_neuron, network=network)
 
-    def _build(self, network: Network, per_neuron: bool) -> None:
-        """The network with 1-Lipschitz nonlinearities."""
-        target = find_target(self.target)
-        target.check(network)
-        self.scales: Scales | None = None
-        self.slack: nn.Parameter | None = None
-        if self.method == "ellipsoids":
-            self._build_ellipsoids(network)
-            return
-        plain = loop_transform(network, naive_lines(network))
-        self.network = plain
-        if self.method != "naive":
-            self.network = loop_transform(network, liplt_lines(network))
-        if self.method == "rescaled":
-            self.scales = Scales(self.network, per_neuron)
-            self.network, plain = self.scales.rescaled(), self.scales.rescaled(plain)
-        self._last_network = self.network if target.transforms_last else plain
-
-    def _build_ellipsoids(self, network: Network) -> None:
-        """The network with sorted pairs apart, diagonals for its sites, and how far U exceeds the least it can be."""
-        if not find_target(self.target).transforms_last:
-            raise OptionError(
-                f"method='ellipsoids' has no target {self.target!r}; use 'pairwise'"
-            )
-        self.network = pairs_apart(network)
-        self.scales = Scales(self.network, per_neuron=True)
-        self.slack = nn.Parameter(
-            torch.full(
-                (network.depth,), -1.0, dtype=network.dtype, device=network.device
-            )
-        )
-
-    def _send(
-        self, base: Network, seed: int, span: int | None, memory: int | None
-    ) -> None:
+    def _send(self, base: Network, seed: int, span: int | None) -> None:
         """The vectors that travel through the network, and in which chunks."""
         self._pairs: list[Pair] = []
-        self._period, self._memory = 1, memory
-        if self.method == "ellipsoids":  # its maps are matrices
-            return
+        self._period = 1
+        if self.method == "ellipsoids":
+            return  # its maps are matrices
         last = base.depth + find_target(self.target).whole_output
-        near = None
+        near: set[Pair] | None = None
         self._far: FarPairs | None = None
         if span is not None and self.method != "naive":
-            self._far = FarPairs(
-                passing_ratios(base, liplt_lines(base)), base.depth + 2, span
-            )
-            near = {
-                pair
-                for pair in joined_pairs(self.network, last)
-                if pair not in self._far
-            }
+            ratios = passing_ratios(base, liplt_lines(base))
+            far = self._far = FarPairs(ratios, base.depth + 2, span)
+            pairs = joined_pairs(self.network, last)
+            near = {pair for pair in pairs if pair not in far}
         sweep = Sweep(self.network, last, only=near)
-        self._chunks = chunks(sweep, memory or share_of_memory(base.device))
+        self._chunks = chunks(sweep, self._memory or share_of_memory(base.device))
         for chunk in self._chunks:
             self._pairs += chunk.sweep.pairs
             self._period = max(self._period, chunk.rotation.period)
         for i, x in random_vectors(sweep, seed).items():
             self.register_buffer(f"{_VECTORS}{i}", x)
         if self._period > 1:
+            # Far maps take turns; which is next is saved with the vectors.
             self.register_buffer("turn", torch.zeros((), dtype=torch.long))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy belongs to a copy of the model: to the same one if both are copied or pickled together."""
-        options = {
-            **self._fixed,
-            "method": self.method,
-            "target": self.target,
-            "power_iterations": self.power_iterations,
-            "accelerated": self.accelerated,
-        }
+        options = dict(self._fixed)
+        for name in ("method", "target", "power_iterations", "accelerated"):
+            options[name] = getattr(self, name)
         return _rebuilt, (type(self), self._model[0], options), self.state_dict()
 
     def __setstate__(self, state: Mapping[str, Tensor]) -> None:
@@ -213,15 +157,12 @@ class Estimator(nn.Module):
             raise OptionError(
                 f"estimates need float32 or float64, the model is in {self.network.dtype}; convert a copy"
             )
-        with (
-            torch.autocast(self.network.device.type, enabled=False),
-            constants_computed_once(),
-        ):
+        full_precision = torch.autocast(self.network.device.type, enabled=False)
+        with full_precision, constants_computed_once():
             estimate = self._estimate()
         if not bool(torch.isfinite(estimate.value).all()):
-            raise NonFiniteError(
-                f"the Lipschitz estimate is not finite: {culprit(self._model[0])}"
-            )
+            problem = culprit(self._model[0])
+            raise NonFiniteError(f"the Lipschitz estimate is not finite: {problem}")
         return estimate
 
     def diagonals(self) -> dict[str, Tensor]:
@@ -236,34 +177,27 @@ class Estimator(nn.Module):
         """Take over diagonals by the names of their sites."""
         if self.scales is not None:
             self.scales.begin_with(diagonals)
-        if (
-            self.slack is not None
-            and SLACK in diagonals
-            and diagonals[SLACK].shape == self.slack.shape
-        ):
-            self.slack.copy_(diagonals[SLACK].log())
+        slack, own = diagonals.get(SLACK), self.slack
+        if slack is not None and own is not None and slack.shape == own.shape:
+            own.copy_(slack.log())
 
     def ellipsoids(self) -> Ellipsoids:
         """The ellipsoids of all sites and of the output, with the present diagonals."""
         if self.scales is None or self.slack is None:
-            raise OptionError(
-                "the estimator has no ellipsoids; use method='ellipsoids'"
-            )
+            problem = "the estimator has no ellipsoids"
+            raise OptionError(f"{problem}; use method='ellipsoids'")
         slack = self.slack.clamp(-LIMIT, LIMIT).exp().double()
         return eliminate(Maps.of(self.network), self.scales.flat_diagonals(), slack)
 
     def _estimate(self) -> Estimate:
+        target = find_target(self.target)
         if self.method == "ellipsoids":
-            return estimate_of_ellipsoids(
-                self.ellipsoids(), find_target(self.target), self.network.dtype
-            )
+            return estimate_of_ellipsoids(self.ellipsoids(), target, self.network.dtype)
         norms = norm_matrix(self._pairs, self._norms(), self.network.depth + 2)
         if self._far is not None:
             norms = self._far.filled(norms)
         networks = self.network, self._last_network
-        return estimate_of_norms(
-            norms, find_target(self.target), *networks, self._far, self._memory
-        )
+        return estimate_of_norms(norms, target, *networks, self._far, self._memory)
 
     def _norms(self) -> Tensor:
         """‖B_ji‖ of all pairs, after some iterations."""
@@ -274,21 +208,12 @@ class Estimator(nn.Module):
             if name.startswith(_VECTORS):
                 vectors[int(name.removeprefix(_VECTORS))] = buffer
         turn = int(self.get_buffer("turn")) if self._period > 1 else 0
-        moved, norms = [], []
-        for chunk in self._chunks:
-            moved.append(
-                chunk.iterated(vectors, self.power_iterations, turn, self.accelerated)
-            )
-            norms.append(chunk.norms(moved[-1]))
-        values = torch.cat(norms)
-        if self.power_iterations > 0 and bool(torch.isfinite(values).all()):
-            for chunk, own in zip(self._chunks, moved, strict=True):
-                chunk.write(own, vectors)
-            if self._period > 1:
-                self.get_buffer("turn").fill_(
-                    (turn + self.power_iterations) % self._period
-                )
-        return values
+        norms, done = iterated_norms(
+            self._chunks, vectors, self.power_iterations, turn, self.accelerated
+        )
+        if self._period > 1 and done:
+            self.get_buffer("turn").fill_((turn + done) % self._period)
+        return norms
 
     def _follow_model(self) -> None:
         """Move to the model's device and dtype if it has been moved since; refuse it if it has other layers now."""
@@ -298,15 +223,25 @@ class Estimator(nn.Module):
                 "layers of the model were replaced since the estimator was made; make a new one"
             )
         like = next((p for p in model.parameters() if p.is_floating_point()), None)
-        if like is not None and (like.dtype, like.device) != (
-            self.network.dtype,
-            self.network.device,
-        ):
+        if like is None:
+            return
+        if (like.dtype, like.device) != (self.network.dtype, self.network.device):
             self.network = replace(self.network, dtype=like.dtype, device=like.device)
             self.to(like.device, like.dtype)
 
     def extra_repr(self) -> str:
         return f"method={self.method!r}, target={self.target!r}, power_iterations={self.power_iterations}"
+
+
+def _check_options(
+    method: str, target: str, power_iterations: int, span: int | None
+) -> None:
+    check_choice("method", method, METHODS)
+    find_target(target)
+    if power_iterations < 0:
+        raise OptionError(f"power_iterations is {power_iterations}, expected 0 or more")
+    if span is not None and span < 1:
+        raise OptionError(f"span is {span}, expected 1 or more, or None for all maps")
 
 
 def _rebuilt(

@@ -36,13 +36,11 @@ def propose_diagonals(
     # ≤ n + 1 (Barvinok, Pataki).
     columns = min(whole.shape[1], 4 + round(sqrt(2 * n)))
     step = max(1, _CHUNK // (n * columns))
-    scale = (
-        np.abs(targets).max(initial=0.0, axis=(1, 2), keepdims=True),
-        np.abs(whole).max(initial=0.0),
-    )
     # The best D does not depend on the scale of G and W, but products of four of them
     # could overflow or vanish.
-    targets, whole = targets / (scale[0] + UNDERFLOW), whole / (scale[1] + UNDERFLOW)
+    largest = np.abs(targets).max(initial=0.0, axis=(1, 2), keepdims=True)
+    targets = targets / (largest + UNDERFLOW)
+    whole = whole / (np.abs(whole).max(initial=0.0) + UNDERFLOW)
     chunks = [
         _squares(targets[k : k + step], whole, multiplier, columns)
         for k in range(0, count, step)
@@ -51,9 +49,8 @@ def propose_diagonals(
     # by.
     squares = np.nan_to_num(np.concatenate(chunks), nan=0.0, posinf=0.0)
     largest = squares.max(axis=1, keepdims=True)
-    return np.asarray(
-        np.sqrt(np.where(largest > 0, np.maximum(squares, 1e-12 * largest), 1.0))
-    )
+    positive = np.where(largest > 0, np.maximum(squares, 1e-12 * largest), 1.0)
+    return np.asarray(np.sqrt(positive))
 
 
 def _squares(
@@ -61,20 +58,17 @@ def _squares(
 ) -> np.ndarray:
     """T of some matrices G, (P, n)."""
     count, outputs, n = targets.shape
-    signed = multiplier == "optimal" or outputs == 1
-    sizes = (
-        np.ones((0, 0, 0))
-        if signed and multiplier != "aol"
-        else np.abs(targets.transpose(0, 2, 1) @ targets)
-    )
+    transposed = targets.transpose(0, 2, 1)
     if multiplier == "aol":
-        return np.asarray(sizes.sum(2))
+        return np.asarray(np.abs(transposed @ targets).sum(2))
+    signed = multiplier == "optimal" or outputs == 1
+    sizes = np.abs(transposed @ targets) if not signed else np.ones((0, 0, 0))
     # Y starts in the leading directions of W, with |Y| = 1.
     basis = np.linalg.svd(whole, full_matrices=False)[2][:columns].T
     y = np.broadcast_to(basis / sqrt(columns), (count, *basis.shape))
-    directions = np.random.default_rng(0).standard_normal(
-        (count, n, 1 if outputs == 1 else min(outputs, columns))
-    )
+    # For one row, min(outputs, columns) = 1: directions are signs.
+    shape = (count, n, min(outputs, columns))
+    directions = np.random.default_rng(0).standard_normal(shape)
     previous = np.zeros(count)
     for step in range(_STEPS[multiplier]):
         images = whole @ y
@@ -83,9 +77,7 @@ def _squares(
         d = np.maximum(d, _SPREAD * d.max(axis=1, keepdims=True)) + UNDERFLOW
         if signed:
             for _ in range(1 if outputs == 1 else 3):
-                directions = targets.transpose(0, 2, 1) @ (
-                    targets @ (d[:, :, None] * directions)
-                )
+                directions = transposed @ (targets @ (d[:, :, None] * directions))
                 sums = np.linalg.norm(directions, axis=2)
                 directions = directions / (sums[:, :, None] + UNDERFLOW)
         else:

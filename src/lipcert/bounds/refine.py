@@ -54,10 +54,8 @@ class RefinedForm(Form):
 
     def limited_prefix(self, limits: Sequence[float]) -> Tensor:
         """m_0..m_n by the recursion with the better terms, rounded up."""
-        first = torch.ones((), dtype=torch.float64)
-        return recursion(
-            lambda j, m: up_sum(self.terms(j, m)), self.network.depth + 1, first, limits
-        )
+        first, count = torch.ones((), dtype=torch.float64), self.network.depth + 1
+        return recursion(lambda j, m: up_sum(self.terms(j, m)), count, first, limits)
 
     def terms(self, j: int, m: Tensor) -> Tensor:
         """(j,): constants of x ↦ B_ji ψ_i(z_i) for all sites i before j, the better of LipLT's and the refined one."""
@@ -93,12 +91,10 @@ class RefinedForm(Form):
             matrix = rows.flatten(1).detach().cpu().numpy()
             targets, target_error = weighted_rows(weights, matrix, error)
             part = partial(_report_part, report, last - 1 - i, last)
-            # (F, 1, n_i): each functional is a matrix G of one row, with a T of its
-            # own.
-            factors = self.refined_factors(
-                targets[:, None], target_error, i, m[:i].numpy(), part
-            )
-            refined = _weighted(factors, m[:i].numpy())
+            # (F, 1, n_i): each functional is a matrix G of one row, with a T of its own.
+            single, before = targets[:, None], m[:i].numpy()
+            factors = self.refined_factors(single, target_error, i, before, part)
+            refined = _weighted(factors, before)
             # For a pair the place is ([a, b], [b, a]): both entries of the symmetric
             # matrix.
             for (place, _), value in zip(functionals, refined.tolist(), strict=True):
@@ -110,6 +106,18 @@ class RefinedForm(Form):
         """Whether the terms of a site can be refined."""
         slope = self.network.sites[i].slope
         return slope is not None and slope.elementwise
+
+    def refine_row(self, j: int, m: Tensor, report: Report) -> None:
+        """Find the factors of the maps to site j, from the constants of the sites before it."""
+        for i in range(1, j):
+            # T is a diagonal: |ψ_i(z)|_T ≤ |z|_T needs every coordinate to be
+            # 1-Lipschitz for itself.
+            if (j, i) in self.maps and self.is_elementwise(i):
+                one, error = self.maps[j, i][None], self.errors[j, i]
+                factors = self.refined_factors(one, error, i, m[:i].numpy(), report)
+                # `terms` finds them, so that m_j and all constants behind it gain from
+                # them.
+                self.factors[j, i] = factors[0]
 
     def refined_factors(
         self, targets: np.ndarray, error: float, i: int, m: np.ndarray, report: Report
@@ -138,13 +146,11 @@ class RefinedForm(Form):
         for p, diagonal in enumerate(propose_diagonals(targets, whole, multiplier)):
             # ν ≥ ‖G D⁻¹‖ makes ν²D² a T with GᵀG ⪯ T, whatever D was proposed. An error
             # of G grows by max D⁻¹ at most.
-            nu = _bound_product(
-                targets[p] / diagonal, error * float((1 / diagonal).max())
-            )
+            enlarged = error * float((1 / diagonal).max())
+            nu = _bound_product(targets[p] / diagonal, enlarged)
             for k, b in maps.items():
-                product = _bound_product(
-                    diagonal[:, None] * b, self.errors[i, k] * float(diagonal.max())
-                )
+                enlarged = self.errors[i, k] * float(diagonal.max())
+                product = _bound_product(diagonal[:, None] * b, enlarged)
                 factors[p, k] = round_up(nu * product)
             report((p + 1) / len(targets))
         return factors
@@ -187,31 +193,14 @@ def refine(
     _check_size(plain, options)
     maps, errors = _matrices(plain, progress)
     method = "lt-sdp" if plain.method == "liplt" else f"{plain.method} lt-sdp"
+    network, base, norms, radii = plain.network, plain.base, plain.norms, plain.radii
     form = RefinedForm(
-        method,
-        plain.network,
-        plain.base,
-        plain.norms,
-        plain.radii,
-        plain.diagonals,
-        maps,
-        errors,
-        multiplier,
+        method, network, base, norms, radii, plain.diagonals, maps, errors, multiplier
     )
     last = max((j for j, _ in maps), default=0)
 
     def row(j: int, m: Tensor) -> Tensor:
-        report = partial(progress, f"multipliers {j}/{last}")
-        for i in range(1, j):
-            # T is a diagonal: |ψ_i(z)|_T ≤ |z|_T needs every coordinate to be
-            # 1-Lipschitz for itself.
-            if (j, i) in maps and form.is_elementwise(i):
-                factors = form.refined_factors(
-                    maps[j, i][None], errors[j, i], i, m[:i].numpy(), report
-                )
-                # `terms` finds them below, so that m_j and all constants behind it gain
-                # from them.
-                form.factors[j, i] = factors[0]
+        form.refine_row(j, m, partial(progress, f"multipliers {j}/{last}"))
         return up_sum(form.terms(j, m))
 
     recursion(row, last + 1, torch.ones((), dtype=torch.float64))
@@ -228,9 +217,8 @@ def _matrices(
     for j, i in maps:
         # The maps are formed column by column, each with this error: √(number of
         # columns) in the Frobenius norm.
-        errors[j, i] = round_up(
-            sqrt(network.out_size(i)) * plain.norms.errors.error((j, i))
-        )
+        column = plain.norms.errors.error((j, i))
+        errors[j, i] = round_up(sqrt(network.out_size(i)) * column)
     return maps, errors
 
 
@@ -244,9 +232,10 @@ def _sizes(plain: Form) -> tuple[int, int]:
     """The widest site, and the bytes of the matrices of all maps."""
     network = plain.network
     widest = max((network.out_size(i) for i in range(1, network.depth + 1)), default=0)
-    return widest, 8 * sum(
+    entries = sum(
         network.in_size(j) * network.out_size(i) for j, i in plain.norms.bounds
     )
+    return widest, 8 * entries
 
 
 def _check_size(plain: Form, options: NormOptions) -> None:

@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from lipcert.bounds.ellipsoids import Ellipsoids, Maps, sharpened
-from lipcert.bounds.inequality import SOLVERS, TINY, Unsolved, prove
+from lipcert.bounds.inequality import prove
+from lipcert.bounds.semidefinite_solvers import SOLVERS, TINY, Unsolved
 from lipcert.bounds.semidefinite_system import System
 from lipcert.bounds.targets import TARGETS, Target, find_target
 from lipcert.errors import OptionError, SolverError, check_choice

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -62,13 +62,23 @@ class Certificates(Shown):
         return [self.certified_accuracy(epsilon) for epsilon in epsilons]
 
     def __repr__(self) -> str:
-        accuracy = (
-            f", clean accuracy {self.clean_accuracy:.2%}"
-            if self.label is not None and len(self)
-            else ""
-        )
+        accuracy = ""
+        if self.label is not None and len(self):
+            accuracy = f", clean accuracy {self.clean_accuracy:.2%}"
         median = float(self.radius.median()) if len(self) else float("nan")
         return f"Certificates({len(self)} inputs, median radius {median:.4g}{accuracy}, {self.guarantee})"
+
+
+def take(certificates: Certificates, index: slice | Tensor) -> Certificates:
+    """Some of the certificates."""
+    label = certificates.label
+    return replace(
+        certificates,
+        prediction=certificates.prediction[index],
+        margin=certificates.margin[index],
+        radius=certificates.radius[index],
+        label=None if label is None else label[index],
+    )
 
 
 def concatenate(batches: Sequence[Certificates]) -> Certificates:

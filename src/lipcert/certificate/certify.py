@@ -10,7 +10,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor, nn
 
-from lipcert.bounds.bound import Bound
+from lipcert.bounds.bound import Bound, network_of
 from lipcert.bounds.compute import bound_network
 from lipcert.bounds.fingerprint import check_finite
 from lipcert.bounds.methods import find_method
@@ -27,6 +27,7 @@ from lipcert.certificate.inputs import (
     from_numpy,
 )
 from lipcert.certificate.propagation import LARGEST, rounding_model
+from lipcert.certificate.radius import certified_radius, smallest_other
 from lipcert.certificate.requirements import (
     check_arithmetic,
     check_covered,
@@ -46,17 +47,11 @@ from lipcert.network.splitting import split_sums
 from lipcert.progress import Progress, no_progress
 from lipcert.rounding import denormals_kept
 
-# Tensors, because exporters write the numbers of Python in float32, in which the first
-# would be 1 and the second 0.
-_ROUND_DOWN = torch.tensor(1 - 2.0**-45, dtype=torch.float64)
-_TINY = torch.tensor(torch.finfo(torch.float64).tiny, dtype=torch.float64)
-
 
 class Certifier:
     """A model with its bound, ready to certify batches.
 
-    The radius of an input x with prediction y is the smallest over the other classes i
-    of
+    The radius of an input x with prediction y is the smallest, over other classes i, of
 
         (z_y − z_i − errors_yi) / (L_yi + κ_yi),
 
@@ -74,20 +69,8 @@ class Certifier:
     def _prepare(
         self, model: nn.Module | Network, bound: Bound, longest_sum: int | None
     ) -> None:
-        if not isinstance(bound, Bound):
-            raise OptionError(
-                f"bound is {type(bound).__name__}, expected what lipcert.bound or Bound.load returns"
-            )
-        traced = model
-        if not isinstance(traced, Network):
-            traced = trace(traced, bound.facts.input_shape)
-        # From here on the tensors are copies, which nothing done to the model can
-        # change.
-        traced = replace(traced, program=traced.program.frozen())
-        check_arithmetic(traced.dtype, traced.device)
-        check_finite(traced.program)
-        # What operators that are not torch's own compute now; asked again after every
-        # batch.
+        traced = _frozen_copy(model, bound)
+        # What operators that are not torch's own compute now; asked after every batch.
         self.probes = probes(traced.program)
         bound.check_belongs(traced)
         # Not before `check_belongs`: the bound is one of the model with one logit.
@@ -99,14 +82,12 @@ class Certifier:
         program = traced.program.frozen()
         if longest_sum is not None:
             program = split_sums(program, longest_sum)
-        # Weights that the model computes, such as those of a weight norm, can overflow
-        # on their own.
+        # Weights that the model computes, as a weight norm does, can overflow, too.
         check_finite(program)
         self.network = normal_form(program, check=False)
         with torch.no_grad():
             exact = normal_form(program, exact=True)
-            # T_k of the bound belong to its sites: a rewrite of the sums must not add
-            # or remove any.
+            # T_k belong to sites: a rewrite of the sums must not add or remove any.
             if exact.depth != traced.depth:
                 raise OptionError(
                     "with longest_sum, the model has other nonlinearities than its bound; leave it out"
@@ -115,10 +96,8 @@ class Certifier:
             self.rounding = rounding_model(self.network, exact, stages, bound)
         # L_yi + κ_yi, the denominator of the radius, (K, K).
         self.constants = bound.pairwise(self.classes) + self.rounding.growth
-        if (
-            not bool(torch.isfinite(self.constants).all())
-            or not self.rounding.reach > 0
-        ):
+        finite = bool(torch.isfinite(self.constants).all())
+        if not finite or not self.rounding.reach > 0:
             raise NonFiniteError(
                 "the constants of the rounding errors are not finite; the weights are too large or differ too much in "
                 "magnitude: scale them down"
@@ -138,8 +117,7 @@ class Certifier:
         self, x: Tensor, first: int = 0, label: Tensor | None = None
     ) -> Certificates:
         """Certificates of one batch; `first` is the index of its first input, for messages."""
-        # For every batch: TF32 or autocast may have been switched on since the last
-        # one.
+        # For every batch: TF32 or autocast may have been switched on since the last.
         check_arithmetic(self.network.dtype, self.network.device)
         check_input(x, self.network.input_shape, self.network.dtype)
         check_finite_inputs(x, first)
@@ -147,11 +125,9 @@ class Certifier:
             check_labels(label, len(x), self.classes)
         x = x.to(self.network.device)
         if x.dim() == 4:
-            # Convolutions are fastest in this memory format; the error analysis holds
-            # in any.
+            # Fastest for convolutions; the error analysis holds in any memory format.
             x = x.contiguous(memory_format=torch.channels_last)
-        # Logits and error bounds come from one execution, so that they are about the
-        # same roundings.
+        # Logits and error bounds are of one execution, so of the same roundings.
         execution = self.error_pass.execute(x).cpu()
         # Not `>`: NaN has to be refused, too.
         if not float(execution.largest) <= LARGEST[self.network.dtype]:
@@ -163,18 +139,12 @@ class Certifier:
         errors = self.rounding.errors(execution, prediction)
         # Of two equal logits argmax takes one; their margin is 0, and so is the radius.
         margins = logits.gather(1, prediction[:, None]) - logits  # (B, K)
-        radius = certified_radius(
-            margins, errors, self.constants[prediction], prediction
-        )
+        constants = self.constants[prediction]
+        radius = certified_radius(margins, errors, constants, prediction)
         # Farther away something may overflow, where the error analysis does not hold.
         radius = radius.clamp(max=self.rounding.reach)
-        return Certificates(
-            prediction,
-            _smallest_other(margins, prediction),
-            radius,
-            self.bound.guarantee,
-            label,
-        )
+        margin = smallest_other(margins, prediction)
+        return Certificates(prediction, margin, radius, self.guarantee, label)
 
     def _refuse_overflow(self, x: Tensor, first: int) -> NoReturn:
         """Find the first input whose values are too large."""
@@ -189,27 +159,17 @@ class Certifier:
         )
 
 
-def certified_radius(
-    margins: Tensor, errors: Tensor, constants: Tensor, prediction: Tensor
-) -> Tensor:
-    """(B,): min over i ≠ y of (margin_i − errors_i)/constants_i, rounded down, at least 0.
-
-    The differences of logits are exact to 2^-53 of the logits, which the rounding-down
-    of the result does not cover: the errors do, because they contain a rounding of the
-    logits themselves.
-    """
-    # Where errors may exceed the margin nothing is certified: the radius is 0, not
-    # negative.
-    slack = (margins - errors).clamp(min=0)
-    # L_yi = 0 if two logits differ by a constant: the ratio is then huge or infinite,
-    # and `reach` limits the radius.
-    ratios = torch.where(slack > 0, slack / torch.maximum(constants, _TINY), 0.0)
-    return _smallest_other(ratios, prediction) * _ROUND_DOWN
-
-
-def _smallest_other(values: Tensor, prediction: Tensor) -> Tensor:
-    """(B,): the smallest value of the classes other than the predicted one."""
-    return values.scatter(1, prediction[:, None], torch.inf).amin(1)
+def _frozen_copy(model: nn.Module | Network, bound: Bound) -> Network:
+    """The model as it is now: its tensors are copies, which nothing done to it can change."""
+    if not isinstance(bound, Bound):
+        raise OptionError(
+            f"bound is {type(bound).__name__}, expected what lipcert.bound or Bound.load returns"
+        )
+    traced = network_of(model, bound.facts.input_shape)
+    traced = replace(traced, program=traced.program.frozen())
+    check_arithmetic(traced.dtype, traced.device)
+    check_finite(traced.program)
+    return traced
 
 
 def certify(
@@ -244,12 +204,9 @@ def certify(
     """
     check_batch_size(batch_size)
     x, true = from_numpy(x, model), from_numpy(labels)
-    make = partial(
-        _certifier, model, bound=bound, longest_sum=longest_sum, progress=progress
-    )
-    return _certify_batches(
-        make, batches_of(x, true, batch_size), batch_count(x, batch_size), progress
-    )
+    make = partial(_certifier, model, bound, longest_sum, progress)
+    batches, total = batches_of(x, true, batch_size), batch_count(x, batch_size)
+    return _certify_batches(make, batches, total, progress)
 
 
 def _certify_batches(
@@ -277,10 +234,10 @@ def _certify_batches(
 
 def _certifier(
     model: nn.Module,
-    inputs: Tensor,
     bound: Bound | None,
     longest_sum: int | None,
     progress: Progress,
+    inputs: Tensor,
 ) -> Certifier:
     """The model is captured once, for its bound and for certifying."""
     if bound is not None:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from lipcert.bounds.bound import Bound
-from lipcert.certificate.certify import Certifier, certified_radius
+from lipcert.certificate.certify import Certifier
 from lipcert.certificate.propagation import LARGEST
+from lipcert.certificate.radius import certified_radius
 from lipcert.certificate.requirements import (
     check_arithmetic,
     check_input,
@@ -20,9 +21,8 @@ from lipcert.certificate.requirements import (
 from lipcert.errors import NonFiniteError
 from lipcert.network.normal_form import Network
 
-_ROUND_UP = torch.tensor(
-    1 + 1e-12, dtype=torch.float64
-)  # exporters write the numbers of Python in float32
+# A tensor, because exporters write the numbers of Python in float32.
+_ROUND_UP = torch.tensor(1 + 1e-12, dtype=torch.float64)
 
 
 class CertifiedClassifier(nn.Module):

@@ -1,6 +1,6 @@
 """From the rounding errors of each stage to errors of logit differences, at a point and over a ball around it.
 
-Let d⁰_k be the error made at the output of site k for the input x (from `error_pass`)
+Let d⁰_k be the error made at the output of site k for the input x (from `node_errors`)
 and T_k the constants from there to the logit differences. Then the computed difference
 z_a − z_b at x is off by at most e_a + e_b + Σ_k T_k d⁰_k. At a point at distance R the
 errors d_k are larger by what the values can grow: with Λ_il bounding the map from the
@@ -19,7 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lipcert.bounds.bound import Bound, pairwise_upper
+from lipcert.bounds.bound import Bound
+from lipcert.bounds.bound_numbers import pairwise_upper
 from lipcert.certificate.error_pass import Execution
 from lipcert.certificate.stages import Stages
 from lipcert.errors import NonFiniteError
@@ -73,9 +74,8 @@ class RoundingModel:
         # d at x is in `tails` already, with T + q; q·d⁰ of the reference is what is
         # added here.
         last = _pairs(reference.output[0])
-        return (last + travelled + _pairs(self.last_stage @ reference.sites[0])) * (
-            1 + 1e-9
-        )
+        grown = _pairs(self.last_stage @ reference.sites[0])
+        return (last + travelled + grown) * (1 + 1e-9)
 
 
 def rounding_model(
@@ -92,34 +92,19 @@ def rounding_model(
     """
     n = network.depth
     lipschitz, made = _site_constants(network, exact)
-    to_output = lipschitz[:, None] * bound.between.cpu() + torch.eye(
-        n + 1, dtype=torch.float64
-    )  # Λ_il, sites 0..n
-    # Lip_i times the constant up to the input of site i, and 1 for what a site itself
-    # has made.
-    from_input, from_sites = (
-        to_output[:, 0],
-        to_output[:, 1:],
-    )  # U_i, and Λ_il with l = 1..n
+    # Λ_il, sites 0..n: Lip_i times the constant up to the input of site i, and 1 for
+    # what a site itself has made.
+    itself = torch.eye(n + 1, dtype=torch.float64)
+    to_output = lipschitz[:, None] * bound.between.cpu() + itself
+    # U_i, and Λ_il with l = 1..n.
+    from_input, from_sites = to_output[:, 0], to_output[:, 1:]
     # Sums of absolute products grow by at most norms·U per unit of distance.
     reach = LARGEST[network.dtype] / max(1.0, float((stages.norms @ from_input).max()))
     slope = lipschitz[1:, None]
     stage = stages.errors  # q_ki, sites k = 1..n, i = 0..n
     g = (slope * (stage @ from_input[:, None]))[:, 0] + 2 * made * from_input[1:]
     s = slope * (stage @ from_sites) + 2 * made[:, None] * from_sites[1:]
-    s = torch.tril(s) * 1.01  # site k sees only what sites l ≤ k have made
-    # d ≤ d⁰ + gR + S(d⁰ + d), solved for d: (I − S) d ≤ (I + S) d⁰ + gR.
-    identity = torch.eye(n, dtype=torch.float64)
-    if bool((s.diagonal() >= _LARGEST_FEEDBACK).any()):
-        raise NonFiniteError(
-            "rounding errors of a nonlinearity feed themselves; scale the weights down, or use float64"
-        )
-    # (I − S)⁻¹ = I + S + S² + … by forward substitution, in which nothing cancels: all
-    # terms are positive.
-    inverse = torch.linalg.solve_triangular(identity - s, identity, upper=False)
-    ball = inverse @ (identity + s) * (1 + 1e-4)
-    # ((I − S)⁻¹g)_k: by how much the error at site k grows per unit of distance.
-    spread = inverse @ g * (1 + 1e-4)
+    ball, spread = _solved(s, g)
     last_stage = stages.logits @ from_sites
     tails = _site_tails(bound, n, network.classes)
     # An error at site k reaches z_a − z_b by T_k, and makes the last stage err more in
@@ -127,12 +112,25 @@ def rounding_model(
     tails = tails + last_stage.T[:, :, None] + last_stage.T[:, None, :]
     # κ_ab: by way of the sites, and in the last stage because its own inputs grow with
     # R.
-    growth = torch.einsum("k,kab->ab", spread, tails) + _pairs(
-        stages.logits @ from_input
-    )
-    return RoundingModel(
-        tails, last_stage, identity + ball, ball, growth * (1 + 1e-9), reach
-    )
+    by_sites = torch.einsum("k,kab->ab", spread, tails)
+    growth = (by_sites + _pairs(stages.logits @ from_input)) * (1 + 1e-9)
+    amplify = torch.eye(n, dtype=torch.float64) + ball
+    return RoundingModel(tails, last_stage, amplify, ball, growth, reach)
+
+
+def _solved(s: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """d ≤ d⁰ + gR + S(d⁰ + d), solved for d: (I − S) d ≤ (I + S) d⁰ + gR. The factors of d⁰ and of R."""
+    s = torch.tril(s) * 1.01  # site k sees only what sites l ≤ k have made
+    if bool((s.diagonal() >= _LARGEST_FEEDBACK).any()):
+        raise NonFiniteError(
+            "rounding errors of a nonlinearity feed themselves; scale the weights down, or use float64"
+        )
+    # (I − S)⁻¹ = I + S + S² + … by forward substitution, in which nothing cancels: all
+    # terms are positive.
+    identity = torch.eye(len(s), dtype=torch.float64)
+    inverse = torch.linalg.solve_triangular(identity - s, identity, upper=False)
+    # ((I − S)⁻¹g)_k: by how much the error at site k grows per unit of distance.
+    return inverse @ (identity + s) * (1 + 1e-4), inverse @ g * (1 + 1e-4)
 
 
 def _site_constants(network: Network, exact: Network) -> tuple[Tensor, Tensor]:

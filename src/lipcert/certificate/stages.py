@@ -93,14 +93,11 @@ def stage_bounds(network: Network, exact: Network) -> Stages:
     coarse = _coarse_nodes(exact, users)
     nodes: list[NodeBounds] = []
     # m_w, q_w and Σ μ_e m_u of all nodes, by the site i = 0..n whose output changes.
-    maps, grown, norms = torch.zeros(
-        3, len(exact.nodes), exact.depth + 1, dtype=torch.float64
-    )
+    shape = (len(exact.nodes), exact.depth + 1)
+    maps, grown, norms = torch.zeros(3, *shape, dtype=torch.float64)
     for v, node in enumerate(exact.nodes):
         roundings = network.nodes[v].roundings
-        roundoff = 0.0
-        if roundings:
-            roundoff = gamma(roundings + 1, network.dtype)
+        roundoff = gamma(roundings + 1, network.dtype) if roundings else 0.0
         carried, sums, flushed = [], [], []
         # A stage begins: m = 1 here, q = 0.
         if v in exact.site_of_output:
@@ -123,12 +120,9 @@ def stage_bounds(network: Network, exact: Network) -> Stages:
             grown[v] += carried[-1] * grown[u] + (roundoff * mu + small) * maps[u]
         measured = before[v] and any(op.weighted for _, op in users[v])
         lost = underflow_loss(node, roundings, network.dtype)
-        edge_numbers = (tuple(carried), tuple(sums), tuple(flushed))
-        nodes.append(
-            NodeBounds(
-                *edge_numbers, _offset_norm(node), roundoff, lost, v in coarse, measured
-            )
-        )
+        of_edges = tuple(carried), tuple(sums), tuple(flushed)
+        offset, is_coarse = _offset_norm(node), v in coarse
+        nodes.append(NodeBounds(*of_edges, offset, roundoff, lost, is_coarse, measured))
     return _collect(exact, nodes, maps, grown, norms)
 
 
@@ -145,20 +139,14 @@ def _collect(
         # One logit is one row a of A: ‖A_a‖ = ‖|A_a|‖ is its σ and its μ.
         row = _row_norms(edge.op, like)
         factors.append(row * (1 + 2 * roundoff) + 2 * small)
-        logits += row[:, None] * (
-            (1 + 2 * roundoff) * grown[edge.source] + roundoff * maps[edge.source]
-        )
-        logits += small * (2 * grown[edge.source] + maps[edge.source])
+        q, m = grown[edge.source], maps[edge.source]
+        logits += row[:, None] * ((1 + 2 * roundoff) * q + roundoff * m)
+        logits += small * (2 * q + m)
     # (n, n+1): the rows of the nodes that sites 1..n read.
     errors = grown[[site.source for site in exact.sites[1:-1]]]
     rounded = 1 + 1e-6  # the sums above
-    return Stages(
-        tuple(nodes),
-        tuple(factors),
-        errors * rounded,
-        logits * rounded,
-        norms * rounded,
-    )
+    sums = errors * rounded, logits * rounded, norms * rounded
+    return Stages(tuple(nodes), tuple(factors), *sums)
 
 
 def _flushed(op: LinearOp, dtype: torch.dtype) -> float:
@@ -184,9 +172,8 @@ def underflow_loss(node: Node, roundings: int, dtype: torch.dtype) -> float:
 def _offset_norm(node: Node) -> float:
     if node.offset is None:
         return 0.0
-    return 1.001 * float(
-        torch.linalg.vector_norm(node.offset().double().expand(node.shape))
-    )
+    offset = node.offset().double().expand(node.shape)
+    return 1.001 * float(torch.linalg.vector_norm(offset))
 
 
 def _row_norms(op: LinearOp, like: Tensor) -> Tensor:
@@ -215,9 +202,7 @@ def _weighted_before(network: Network) -> list[bool]:
     for node in network.nodes:
         # Nodes are in topological order, and outputs of sites have no edges: a stage
         # begins with False.
-        weighted.append(
-            any(edge.op.weighted or weighted[edge.source] for edge in node.edges)
-        )
+        weighted.append(any(e.op.weighted or weighted[e.source] for e in node.edges))
     return weighted
 
 
@@ -243,11 +228,8 @@ def _coarse_nodes(network: Network, users: Users) -> set[int]:
         # are wanted logit by logit.
         if v in ends or any(w in leading for w, _ in users[v]):
             leading.add(v)
-        if (
-            v in leading
-            and edges
-            and all(edge.op.terms < _FOLLOWED_TERMS for edge in edges)
-        ):
+        sums_few = edges and all(e.op.terms < _FOLLOWED_TERMS for e in edges)
+        if v in leading and sums_few:
             few.add(v)
     coarse: set[int] = set()
     # Forwards: convolutions of few products, and what follows from them, for behind a

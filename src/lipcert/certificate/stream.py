@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 import os
 from collections.abc import Callable
-from math import isfinite
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
+from lipcert.certificate.certificate_rows import (
+    HEADER,
+    certificates_of_rows,
+    parse_rows,
+    rows_of_certificates,
+)
 from lipcert.certificate.certificates import Certificates, concatenate
 from lipcert.errors import ResumeError
 from lipcert.files import replace_file
 from lipcert.processes import gathered, of_first, process_count, process_rank
 from lipcert.progress import Progress, no_progress
 
-HEADER = ("idx", "label", "prediction", "margin", "radius")
 Batch = Callable[[int, int], tuple[Tensor, Tensor]]
 """Inputs and labels from one index up to another."""
 Inspect = Callable[[int, Tensor, Certificates], None]
@@ -64,30 +66,20 @@ def certify_to_csv(
     Processes that share work divide the batches; the first one writes, and all return
     all certificates.
     """
-    path = Path(path)
-    fingerprint = certifier.fingerprint
-    covered = of_first(
-        _begin(path, fingerprint, origin) if process_rank() == 0 else b""
-    )
-    rows = _parse(covered, path)
+    path, fingerprint, rank = Path(path), certifier.fingerprint, process_rank()
+    covered = of_first(_begin(path, fingerprint, origin) if rank == 0 else b"")
     digest = hashlib.sha256(covered)
-    if len(rows) > count:
-        raise ResumeError(
-            f"{path} holds {len(rows)} certificates, more than {count}; choose another folder"
-        )
-    batches = [_from_rows(rows, certifier.guarantee)]
+    batches = [_earlier(covered, path, certifier.guarantee, count)]
     # Two processes, batches of 4: inputs 0–3 | 4–7, then 8–11 | 12–15; gathered in this
     # order.
-    for start in range(len(rows), count, batch_size * process_count()):
-        first = min(count, start + process_rank() * batch_size)
-        piece = _certified(
-            certifier, batch, first, min(count, first + batch_size), inspect
-        )
+    for start in range(len(batches[0]), count, batch_size * process_count()):
+        own = range(start, count)[rank * batch_size :][:batch_size]
+        piece = _certified(certifier, batch, own, inspect)
         for first, label, certificates in filter(None, gathered(piece)):
-            written = _to_rows(first, label, certificates)
+            written = rows_of_certificates(first, label, certificates)
             digest.update(written)
             last = first + len(certificates)
-            if process_rank() == 0:
+            if rank == 0:
                 _append(path, written)
                 _write_origin(path, fingerprint, origin, last, digest.hexdigest())
             batches.append(certificates)
@@ -95,13 +87,24 @@ def certify_to_csv(
     return concatenate(batches)
 
 
+def _earlier(content: bytes, path: Path, guarantee: str, count: int) -> Certificates:
+    """What is there already of this many certificates."""
+    certificates = certificates_of_rows(parse_rows(content, path), guarantee)
+    if len(certificates) > count:
+        raise ResumeError(
+            f"{path} holds {len(certificates)} certificates, more than {count}; choose another folder"
+        )
+    return certificates
+
+
 def _certified(
-    certifier: BatchCertifier, batch: Batch, first: int, last: int, inspect: Inspect
+    certifier: BatchCertifier, batch: Batch, indices: range, inspect: Inspect
 ) -> tuple[int, Tensor, Certificates] | None:
     """The first index, the labels and the certificates of a batch; None if it is empty."""
-    if first == last:
+    if not indices:
         return None
-    x, label = batch(first, last)
+    first = indices.start
+    x, label = batch(first, indices.stop)
     certificates = certifier.certify(x, first, label)
     inspect(first, x, certificates)
     return first, label, certificates
@@ -126,7 +129,7 @@ def read_certificates(path: str | Path, guarantee: str = "") -> Certificates:
         content = _covered(path, recorded)
     else:
         content = path.read_bytes()
-    return _from_rows(_parse(content, path), guarantee)
+    return certificates_of_rows(parse_rows(content, path), guarantee)
 
 
 def check_continues(path: Path, fingerprint: str, origin: str) -> None:
@@ -184,12 +187,8 @@ def _write_origin(
     path: Path, fingerprint: str, origin: str, rows: int, sha256: str
 ) -> None:
     """Write beside a file what its first rows depend on, and the checksum of the file up to their end."""
-    recorded = {
-        "fingerprint": fingerprint,
-        "origin": origin,
-        "rows": rows,
-        "sha256": sha256,
-    }
+    recorded: dict[str, str | int] = {"fingerprint": fingerprint, "origin": origin}
+    recorded |= {"rows": rows, "sha256": sha256}
     with replace_file(_origin_path(path)) as temporary:
         temporary.write_text(json.dumps(recorded) + "\n")
 
@@ -209,53 +208,3 @@ def _read_origin(path: Path) -> dict[str, Any]:
             f"{_origin_path(path)} is damaged; remove it and {path.name} and certify again"
         )
     return recorded
-
-
-def _parse(content: bytes, path: Path) -> list[list[str]]:
-    # An empty file has no lines, but needs a header to be compared.
-    header, *rows = [*csv.reader(content.decode(errors="replace").splitlines())] or [[]]
-    if tuple(header) != HEADER or not all(map(_is_row, rows, range(len(rows)))):
-        raise ResumeError(
-            f"{path} is damaged: expected the columns {', '.join(HEADER)}, rows 0, 1, 2, …, classes from 0 on, and "
-            "finite margins and radii that are not negative; remove it and certify again"
-        )
-    return rows
-
-
-def _is_row(row: list[str], index: int) -> bool:
-    try:
-        place, label, prediction = map(int, row[:3])
-        margin, radius = map(float, row[3:])
-    except ValueError:
-        return False
-    # Rows are numbered without gaps, so that the number of rows says where to go on.
-    # torch counts in 64 bits.
-    if place != index or min(label, prediction) < 0 or max(label, prediction) >= 2**63:
-        return False
-    return isfinite(margin) and isfinite(radius) and min(margin, radius) >= 0
-
-
-def _to_rows(first: int, label: Tensor, certificates: Certificates) -> bytes:
-    text = ""
-    prediction, margin, radius = (
-        certificates.prediction,
-        certificates.margin,
-        certificates.radius,
-    )
-    for k in range(len(certificates)):
-        # repr gives the shortest text that reads back as the same float64: radii
-        # survive the file bit for bit.
-        text += f"{first + k},{int(label[k])},{int(prediction[k])},{float(margin[k])!r},{float(radius[k])!r}\n"
-    return text.encode()
-
-
-def _from_rows(rows: list[list[str]], guarantee: str) -> Certificates:
-    # A file with a header alone has five empty columns.
-    columns = list(zip(*rows, strict=True)) or [()] * len(HEADER)
-    label, prediction = torch.tensor(
-        [[*map(int, columns[1])], [*map(int, columns[2])]], dtype=torch.long
-    )
-    margin, radius = torch.tensor(
-        [[*map(float, columns[3])], [*map(float, columns[4])]], dtype=torch.float64
-    )
-    return Certificates(prediction, margin, radius, guarantee, label)

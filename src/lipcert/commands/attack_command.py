@@ -32,6 +32,14 @@ if TYPE_CHECKING:
 
 _BATCH = 256
 
+Steps = Annotated[int, typer.Option(help="PGD iterations.")]
+Step = Annotated[
+    str, typer.Option(help="relative (ε/10), or paper (0.001, as it states).")
+]
+Restarts = Annotated[
+    int, typer.Option(help="PGD runs, all but the first from random points.")
+]
+
 
 def attack(
     model: Model,
@@ -40,13 +48,9 @@ def attack(
     weights: Weights = None,
     input_shape: InputShape = None,
     data_dir: DataDir = None,
-    steps: Annotated[int, typer.Option(help="PGD iterations.")] = 100,
-    step: Annotated[
-        str, typer.Option(help="relative (ε/10), or paper (0.001, as it states).")
-    ] = "relative",
-    restarts: Annotated[
-        int, typer.Option(help="PGD runs, all but the first from random points.")
-    ] = 2,
+    steps: Steps = 100,
+    step: Step = "relative",
+    restarts: Restarts = 2,
     limit: Limit = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -62,25 +66,15 @@ def attack(
     test = dataset.test.take(slice(0, count))
     settings = {"steps": steps, "step": step, "restarts": restarts}
     with progress_bar(hidden=quiet or as_json) as progress:
-        results = [
-            _accuracies(loaded, test, epsilon, settings, progress)
-            for epsilon in epsilons
-        ]
+        results = [_accuracies(loaded, test, e, settings, progress) for e in epsilons]
     if as_json:
-        print_json(
-            {
-                "model": loaded.name,
-                "data": dataset.name,
-                "inputs": count,
-                **settings,
-                "at": results,
-            }
-        )
+        what = {"model": loaded.name, "data": dataset.name, "inputs": count}
+        print_json({**what, **settings, "at": results})
         return
-    rows = [
-        [f"{at['epsilon']:g}", f"{at['clean']:.2%}", f"{at['attacked']:.2%}"]
-        for at in results
-    ]
+    rows = []
+    for at in results:
+        accuracies = f"{at['clean']:.2%}", f"{at['attacked']:.2%}"
+        rows.append([f"{at['epsilon']:g}", *accuracies])
     title = f"{loaded.name} on {dataset.name}, {count} test inputs"
     caption = f"l2 PGD, {steps} iterations, step {step}, {restarts} runs. {sentence(dataset.note)}"
     print_table(TextTable(title, ("ε (l2)", "clean", "attacked"), rows, caption))
@@ -111,8 +105,5 @@ def _accuracies(
         survived += int((right & ~attacked.success).sum())
         # The last batch may be shorter.
         progress(f"attacking, ε = {epsilon:g}", min(1.0, (first + _BATCH) / len(test)))
-    return {
-        "epsilon": epsilon,
-        "clean": clean / len(test),
-        "attacked": survived / len(test),
-    }
+    shares = {"clean": clean / len(test), "attacked": survived / len(test)}
+    return {"epsilon": epsilon, **shares}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,6 +24,7 @@ from lipcert.processes import is_first_process, sharing_work
 
 if TYPE_CHECKING:
     from lipcert.models import LoadedModel
+    from lipcert.norms.norm_options import NormOptions
 
 ALL = "all"
 """The method that stands for all of them, with the sampled slopes as the floor."""
@@ -74,28 +76,34 @@ def bound(
     from lipcert.commands.bound_tables import comparison, overview
     from lipcert.commands.bound_task import BoundTask
     from lipcert.commands.kept_bounds import KeptBounds
-    from lipcert.norms.norm_options import NormOptions
 
     loaded = named_model(model, weights, input_shape)
-    everything = ALL in (method or ())
+    methods = method or QUICK
+    everything = ALL in methods
     targets = target or _usual_targets(loaded, everything)
     kept = KeptBounds(loaded.network)
-    options = NormOptions(keep=kept.folder)
-    if max_memory is not None:
-        options = replace(options, memory=int(max_memory * 2**30))
+    options = _norm_options(kept.folder, max_memory)
+    steps = iterations if estimate else None
     hidden = quiet or as_json or not is_first_process()
     with progress_bar(hidden) as progress, sharing_work():
-        task = BoundTask(
-            loaded, targets, iterations if estimate else None, options, kept, progress
-        )
-        rows = task.everything() if everything else task.some(method or QUICK)
+        task = BoundTask(loaded, targets, steps, options, kept, progress)
+        rows = task.everything() if everything else task.some(methods)
     kept.forget()
     if not is_first_process():
         return
     if as_json:
         print_json([asdict(row) for row in rows])
-        return
-    print_table((overview if everything else comparison)(loaded, rows))
+    else:
+        print_table((overview if everything else comparison)(loaded, rows))
+
+
+def _norm_options(keep: Path, max_memory: float | None) -> NormOptions:
+    from lipcert.norms.norm_options import NormOptions
+
+    options = NormOptions(keep=keep)
+    if max_memory is None:
+        return options
+    return replace(options, memory=int(max_memory * 2**30))
 
 
 def _usual_targets(loaded: LoadedModel, everything: bool) -> list[str]:

@@ -100,14 +100,9 @@ def certify(
     loaded, dataset, count = named_data(loaded, data, data_dir, limit)
     if method is None:
         method = loaded.earlier.method if loaded.earlier is not None else "liplt"
+    attacked = count if attack else 0
     task = Task(
-        dataset,
-        epsilons,
-        count,
-        count if attack else 0,
-        method,
-        local_norm=local_norm,
-        shared=True,
+        dataset, epsilons, count, attacked, method, local_norm=local_norm, shared=True
     )
     _carry_out(loaded, task, out, data_dir, as_json, quiet)
 
@@ -141,11 +136,8 @@ def _as_shipped(
 
     shipped = shipped_summary(model)
     if shipped is not None:
-        data, eps, execution = (
-            data or shipped.data,
-            eps or shipped.epsilons,
-            execution or shipped.execution,
-        )
+        data, eps = data or shipped.data, eps or shipped.epsilons
+        execution = execution or shipped.execution
     if data is None or not eps:
         raise OptionError(
             "--data and --eps are missing; name the data set, and the size of perturbations"
@@ -197,20 +189,12 @@ def _table(summary: Summary, out: Path) -> TextTable:
         # Mean and median do not depend on ε; they stand in every row so that rows can
         # be read alone.
         rows.append([f"{entry.epsilon:g}", *accuracies, *radii])
-    locally = (
-        [f"certified locally ({summary.local_norm})"] if summary.local_norm else []
-    )
+    columns = ["ε (l2)", "clean", "attacked", "certified"]
+    if summary.local_norm:
+        columns.append(f"certified locally ({summary.local_norm})")
     return TextTable(
         f"{summary.model} on {summary.data}, {summary.inputs} test inputs",
-        (
-            "ε (l2)",
-            "clean",
-            "attacked",
-            "certified",
-            *locally,
-            "mean radius",
-            "median radius",
-        ),
+        (*columns, "mean radius", "median radius"),
         rows,
         f"Certified: {summary.guarantee}; executed in {summary.execution}, rounding included. "
         f"{sentence(summary.data_note)}Written to {out}.",

@@ -25,15 +25,19 @@ if TYPE_CHECKING:
     from lipcert.models import LoadedModel
 
 
+OnnxFile = Annotated[
+    Path | None, typer.Option(help="ONNX file to write: logits and radius.")
+]
+WebFolder = Annotated[
+    Path | None,
+    typer.Option(help="Folder for a web page in which the classifier runs."),
+]
+
+
 def export(
     model: Model,
-    onnx: Annotated[
-        Path | None, typer.Option(help="ONNX file to write: logits and radius.")
-    ] = None,
-    web: Annotated[
-        Path | None,
-        typer.Option(help="Folder for a web page in which the classifier runs."),
-    ] = None,
+    onnx: OnnxFile = None,
+    web: WebFolder = None,
     weights: Weights = None,
     input_shape: InputShape = None,
     quiet: Quiet = False,
@@ -62,10 +66,8 @@ def export(
             title, names = summary.name or loaded.name, summary.class_names
         page = write_site(classifier, web, title, names)
         print_path("page", page)
-        print_path(
-            "serve it, for example, with: python -m http.server --directory",
-            page.parent,
-        )
+        command = "python -m http.server --directory"
+        print_path(f"serve it, for example, with: {command}", page.parent)
 
 
 def _bound(loaded: LoadedModel, progress: Progress) -> Bound:
@@ -74,12 +76,8 @@ def _bound(loaded: LoadedModel, progress: Progress) -> Bound:
 
     if loaded.earlier is not None and loaded.earlier.belongs_to(loaded.network):
         return loaded.earlier
+    model, shape, target = loaded.model, loaded.input_shape, "pairwise"
     made = bound_targets(
-        loaded.model,
-        loaded.input_shape,
-        "liplt",
-        ("pairwise",),
-        network=loaded.network,
-        progress=progress,
+        model, shape, "liplt", (target,), network=loaded.network, progress=progress
     )
-    return made["pairwise"]
+    return made[target]

@@ -21,27 +21,34 @@ from lipcert.errors import OptionError
 BUDGETS = ("tiny", "hour", "paper")
 
 
+Name = Annotated[
+    str | None, typer.Argument(help="A table or figure; without it, the list.")
+]
+Budget = Annotated[
+    str, typer.Option(help="tiny (digits), hour (two cores) or paper (in full).")
+]
+ResultsFolder = Annotated[
+    Path, typer.Option(help="Folder of results and of the runs they share.")
+]
+Protocol = Annotated[
+    str, typer.Option(help="lipcert, or authors: their PGD, CIFAR-10 in [-1, 1].")
+]
+Epochs = Annotated[
+    int | None, typer.Option(help="Of every run, instead of the budget's.")
+]
+Seed = Annotated[int, typer.Option(help="Of every run.")]
+ShowList = Annotated[bool, typer.Option("--list", help="List all tables and figures.")]
+
+
 def reproduce(
-    name: Annotated[
-        str | None, typer.Argument(help="A table or figure; without it, the list.")
-    ] = None,
-    budget: Annotated[
-        str, typer.Option(help="tiny (digits), hour (two cores) or paper (in full).")
-    ] = "tiny",
+    name: Name = None,
+    budget: Budget = "tiny",
     data_dir: DataDir = None,
-    out: Annotated[
-        Path, typer.Option(help="Folder of results and of the runs they share.")
-    ] = Path("runs/reproduce"),
-    protocol: Annotated[
-        str, typer.Option(help="lipcert, or authors: their PGD, CIFAR-10 in [-1, 1].")
-    ] = "lipcert",
-    epochs: Annotated[
-        int | None, typer.Option(help="Of every run, instead of the budget's.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of every run.")] = 0,
-    show_list: Annotated[
-        bool, typer.Option("--list", help="List all tables and figures.")
-    ] = False,
+    out: ResultsFolder = Path("runs/reproduce"),
+    protocol: Protocol = "lipcert",
+    epochs: Epochs = None,
+    seed: Seed = 0,
+    show_list: ShowList = False,
     quiet: Quiet = False,
 ) -> None:
     """Tables and figures of the paper, the published numbers beside ours. Continues where it stopped.

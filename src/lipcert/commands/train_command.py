@@ -27,27 +27,30 @@ if TYPE_CHECKING:
 DEFAULT = "digits"
 
 
+Config = Annotated[
+    str | None,
+    typer.Argument(help="Preset or TOML file; default: digits.", show_default=False),
+]
+RunFolder = Annotated[
+    Path | None, typer.Option(help="New folder for the run; default: runs/<name>-<n>.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="key=value, such as loss.t=4; repeatable."),
+]
+Resumed = Annotated[
+    Path | None,
+    typer.Option("--resume", help="Continue the interrupted run in this folder."),
+]
+
+
 def train_command(
-    config: Annotated[
-        str | None,
-        typer.Argument(
-            help="Preset or TOML file; default: digits.", show_default=False
-        ),
-    ] = None,
-    run_dir: Annotated[
-        Path | None,
-        typer.Option(help="New folder for the run; default: runs/<name>-<n>."),
-    ] = None,
+    config: Config = None,
+    run_dir: RunFolder = None,
     data_dir: DataDir = None,
     eps: Annotated[float | None, TRAIN_EPS_OPTION] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="key=value, such as loss.t=4; repeatable."),
-    ] = None,
-    resumed: Annotated[
-        Path | None,
-        typer.Option("--resume", help="Continue the interrupted run in this folder."),
-    ] = None,
+    set_: Overrides = None,
+    resumed: Resumed = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -60,9 +63,8 @@ def train_command(
     from lipcert.training import TrainConfig, resume, train
 
     try:
-        with progress_bar(
-            hidden=quiet or as_json or not is_first_process()
-        ) as progress:
+        hidden = quiet or as_json or not is_first_process()
+        with progress_bar(hidden) as progress:
             if resumed is not None:
                 run = resume(resumed, data_dir, progress)
             else:
@@ -71,9 +73,8 @@ def train_command(
                     # Before the overrides: what a user sets by hand is in the new units
                     # already.
                     chosen = chosen.at_epsilon(eps)
-                run = train(
-                    chosen.with_overrides(set_ or []), run_dir, data_dir, progress
-                )
+                chosen = chosen.with_overrides(set_ or [])
+                run = train(chosen, run_dir, data_dir, progress)
     except KeyboardInterrupt as stop:
         if is_first_process():
             # `working_in` has put the command that continues into the interruption.

@@ -49,15 +49,11 @@ def read_given(given: object, *, name: str = "", seed: int = 0) -> Dataset:
         parts[split] = _part(examples, what)
     splits = {split: part.split for split, part in parts.items()}
     # What was done to several splits alike is said once.
-    note = "; ".join(
-        dict.fromkeys(part.remark for part in parts.values() if part.remark)
-    )
+    remarks = dict.fromkeys(part.remark for part in parts.values() if part.remark)
     if len(splits) == 1:
         (only,) = splits.values()
         splits["train"], splits["test"] = split_by_seed(only, seed)
-        note = "; ".join(
-            [note, split_note(seed, splits["train"], splits["test"])]
-        ).removeprefix("; ")
+        remarks[split_note(seed, splits["train"], splits["test"])] = None
     # Something has to be tested on. Beside a test split, validation stays what it is.
     elif "test" not in splits and "validation" in splits:
         splits["test"] = splits.pop("validation")
@@ -65,16 +61,10 @@ def read_given(given: object, *, name: str = "", seed: int = 0) -> Dataset:
         raise DataError(
             f"{name} has the splits {', '.join(splits)}; expected train and test"
         )
-    title = Path(name).name
-    return Dataset(
-        name,
-        title,
-        splits["train"],
-        splits["test"],
-        _class_names(parts),
-        note,
-        splits.get("validation"),
-    )
+    title, classes, note = Path(name).name, _class_names(parts), "; ".join(remarks)
+    train, test = splits["train"], splits["test"]
+    validation = splits.get("validation")
+    return Dataset(name, title, train, test, classes, note, validation)
 
 
 def read_npz(path: Path, seed: int = 0) -> Dataset:
@@ -101,15 +91,13 @@ def _examples_by_split(given: object) -> dict[str, Examples]:
             raise DataError(
                 f"the data have the split {(unknown or ['(none)'])[0]!r}, expected {', '.join(SPLITS)}"
             )
-        return {
-            SPLITS[str(key).lower()]: read_examples(value, _FORMS)
-            for key, value in given.items()
-        }
+        parts = {}
+        for key, value in given.items():
+            parts[SPLITS[str(key).lower()]] = read_examples(value, _FORMS)
+        return parts
     if isinstance(given, tuple | list) and len(given) == 2 and not is_array(given[0]):
-        return {
-            "train": read_examples(given[0], _FORMS),
-            "test": read_examples(given[1], _FORMS),
-        }
+        train, test = (read_examples(part, _FORMS) for part in given)
+        return {"train": train, "test": test}
     return {_WHOLE: read_examples(given, _FORMS)}
 
 

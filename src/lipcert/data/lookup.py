@@ -13,7 +13,7 @@ from lipcert.data.given import read_given, read_npz
 from lipcert.data.image_folder import read_image_folder
 from lipcert.data.sources import SOURCES
 from lipcert.data.sources.source import VARIABLE
-from lipcert.errors import DataError, OptionError, nearest
+from lipcert.errors import DataError, LipcertError, OptionError, nearest
 
 NAMES = tuple(SOURCES)
 """The data sets that have a name."""
@@ -53,16 +53,21 @@ def load(
             return read_image_folder(path, seed)
         if path.suffix == ".npz" and path.is_file():
             return read_npz(path, seed)
+    raise _not_found(name)
+
+
+def _not_found(name: str | Path) -> LipcertError:
+    """What to say of a name or a path that leads to no data."""
     if Path(name).exists():
-        raise DataError(
+        return DataError(
             f"{name} is no folder of images, no archive (.tar, .tar.gz, .tar.xz, .zip), no .npz file"
         )
     if len(Path(name).parts) > 1:
-        raise DataError(
+        return DataError(
             f"{name} does not exist; expected a folder or archive of images, or an .npz file"
         )
     expected = f"{', '.join(SOURCES)} or the path of images"
-    raise OptionError(
+    return OptionError(
         f"there is no data set {str(name)!r}, expected {expected}{nearest(name, SOURCES)}"
     )
 
@@ -70,10 +75,8 @@ def load(
 def _folders(data_dir: str | Path | None) -> list[Path]:
     """The folders to look in; the ones that a user has named have to exist."""
     folders = []
-    for origin, folder in (
-        ("data_dir", data_dir),
-        (VARIABLE, os.environ.get(VARIABLE)),
-    ):
+    named = {"data_dir": data_dir, VARIABLE: os.environ.get(VARIABLE)}
+    for origin, folder in named.items():
         if folder:
             path = Path(folder).expanduser()
             if not path.is_dir():

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lipcert.display.style import INK, MAP, MEANING, colours, new_figure, styled
+from lipcert.display.style import (
+    INK,
+    MAP,
+    MEANING,
+    colours,
+    logarithmic_axis,
+    new_figure,
+    percent_axis,
+    styled,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,9 +26,8 @@ if TYPE_CHECKING:
     Numbers = Sequence[float] | NDArray[np.float64]
 
 _BINS = 40
-_NAMED_CELLS = (
-    15  # more classes than that and numbers in the cells of a heat map are unreadable
-)
+# More classes than that, and numbers in the cells of a heat map are unreadable.
+_NAMED_CELLS = 15
 
 
 @styled
@@ -44,24 +52,16 @@ def accuracy_curve(
         axes.step(x, y * 100, where="post", color=shade, label=name)
         labelled: set[str] = set()
         for epsilon, accuracy, meaning in (points or {}).get(name, ()):
-            label, filled = meaning, MEANING.get(meaning, INK)
+            style: dict[str, Any] = {"ms": 6, "ls": "", "clip_on": False}
+            label, style["color"] = meaning, MEANING.get(meaning, INK)
             if many:
-                label, filled = f"{name}: {meaning}", shade
+                label, style["color"] = f"{name}: {meaning}", shade
             marker = "D" if meaning == "clean" else "o"
             # One entry of the legend for all points of a kind.
             shown = "" if label in labelled else label
-            axes.plot(
-                epsilon,
-                accuracy * 100,
-                marker,
-                color=filled,
-                ms=6,
-                ls="",
-                clip_on=False,
-                label=shown,
-            )
+            axes.plot(epsilon, accuracy * 100, marker, label=shown, **style)
             labelled.add(label)
-    _percent(axes, "accuracy")
+    percent_axis(axes, "accuracy")
     axes.set_xlabel(f"ε ({unit})")
     axes.set_xlim(left=0)
     axes.legend()
@@ -92,6 +92,23 @@ def radius_histogram(
         groups = {"correct": values[right & finite], "wrong": values[~right & finite]}
         reaching = "correct and certified beyond"
     percent = 100 / max(len(values), 1)
+    _draw_bars(axes, groups, percent, top)
+    axes.set_xlabel(f"certified radius ({unit})")
+    axes.set_ylabel("share of inputs (%)")
+    axes.set_title(title)
+    axes.set_xlim(0, top)
+    survival = _draw_survival(axes, values[right & finite], percent, reaching)
+    handles, labels = axes.get_legend_handles_labels()
+    more_handles, more_labels = survival.get_legend_handles_labels()
+    handles, labels = handles + more_handles, labels + more_labels
+    figure.legend(handles, labels, loc="outside upper center", ncols=3)
+    return figure
+
+
+def _draw_bars(
+    axes: Axes, groups: Mapping[str, NDArray[np.float64]], percent: float, top: float
+) -> None:
+    """How many radii of each group lie in each bin up to the largest, on top of each other."""
     axes.hist(
         list(groups.values()),
         bins=np.linspace(0, top, _BINS + 1).tolist(),
@@ -101,20 +118,6 @@ def radius_histogram(
         color=[MEANING[name] for name in groups],
         label=[f"{name} ({len(group):,})" for name, group in groups.items()],
     )
-    axes.set_xlabel(f"certified radius ({unit})")
-    axes.set_ylabel("share of inputs (%)")
-    axes.set_title(title)
-    axes.set_xlim(0, top)
-    survival = _draw_survival(axes, values[right & finite], percent, reaching)
-    handles, labels = axes.get_legend_handles_labels()
-    more_handles, more_labels = survival.get_legend_handles_labels()
-    figure.legend(
-        handles + more_handles,
-        labels + more_labels,
-        loc="outside upper center",
-        ncols=3,
-    )
-    return figure
 
 
 def _draw_survival(axes: Axes, radii: Numbers, percent: float, label: str) -> Axes:
@@ -123,15 +126,9 @@ def _draw_survival(axes: Axes, radii: Numbers, percent: float, label: str) -> Ax
     # A bin holds a few percent, the line begins near 100: on one axis the bars would
     # vanish.
     survival = axes.twinx()
+    at = np.concatenate([[0], ordered])
     shares = percent * np.arange(len(ordered), -1, -1)
-    survival.step(
-        np.concatenate([[0], ordered]),
-        shares,
-        color=INK,
-        lw=1.4,
-        where="post",
-        label=label,
-    )
+    survival.step(at, shares, color=INK, lw=1.4, where="post", label=label)
     survival.set_ylim(0, 100)
     survival.set_ylabel("reaches that radius (%)")
     survival.spines["right"].set_visible(True)
@@ -143,18 +140,16 @@ def _draw_survival(axes: Axes, radii: Numbers, percent: float, label: str) -> Ax
 def contributions(shares: Mapping[str, Mapping[str, float]]) -> Figure:
     """Which site costs how much: for each method, the share of every site in the constant."""
     sites = list(dict.fromkeys(site for parts in shares.values() for site in parts))
-    figure, (axes,) = new_figure(
-        size=(6.0, max(2.4, 0.34 * len(sites) * max(1, 0.6 * len(shares)) + 1.2))
-    )
+    needed = 0.34 * len(sites) * max(1, 0.6 * len(shares)) + 1.2
+    figure, (axes,) = new_figure(size=(6.0, max(2.4, needed)))
     height = 0.8 / len(shares)
-    for k, ((method, parts), shade) in enumerate(
-        zip(shares.items(), colours(list(shares)), strict=True)
-    ):
+    shades = colours(list(shares))
+    for k, (method, parts) in enumerate(shares.items()):
         # Two methods: bars at −0.2 and 0.2 around the name of the site.
         places = np.arange(len(sites)) + (k - (len(shares) - 1) / 2) * height
-        total = sum(parts.values())
-        axes.barh(places, [parts.get(site, 0.0) for site in sites], height * 0.9, color=shade,
-                  label=f"{method}: {total:.4g} in all")  # fmt: skip
+        widths = [parts.get(site, 0.0) for site in sites]
+        label = f"{method}: {sum(parts.values()):.4g} in all"
+        axes.barh(places, widths, height * 0.9, color=shades[k], label=label)
     axes.set_yticks(np.arange(len(sites)), sites)
     # The input on top, as networks are read.
     axes.invert_yaxis()
@@ -177,36 +172,29 @@ def heat_map(
     np.fill_diagonal(shown, np.nan)
     image = axes.imshow(shown, cmap=MAP)
     axes.grid(visible=False)
-    if count <= _NAMED_CELLS:
-        middle = (
-            np.nanmin(shown) + 0.6 * (np.nanmax(shown) - np.nanmin(shown))
-            if count > 1
-            else 0.0
-        )
-        for a in range(count):
-            for b in range(count):
-                if a != b:
-                    # viridis is light at its upper end.
-                    tone = "black" if shown[a, b] > middle else "white"
-                    axes.text(
-                        b,
-                        a,
-                        f"{shown[a, b]:.3g}",
-                        ha="center",
-                        va="center",
-                        fontsize=7,
-                        color=tone,
-                    )
+    if 1 < count <= _NAMED_CELLS:
+        _write_numbers(axes, shown)
     # More names than that overlap.
     if count <= 40:
-        axes.set_xticks(
-            range(count), names, rotation=90 if max(map(len, names)) > 2 else 0
-        )
+        rotation = 90 if max(map(len, names)) > 2 else 0
+        axes.set_xticks(range(count), names, rotation=rotation)
         axes.set_yticks(range(count), names)
     axes.set_title(title)
     bar = figure.colorbar(image, ax=axes, shrink=0.8)
     bar.set_label("Lipschitz constant of the difference")
     return figure
+
+
+def _write_numbers(axes: Axes, shown: NDArray[np.float64]) -> None:
+    """The constants into the cells of a heat map, but for the diagonal."""
+    low, high = np.nanmin(shown), np.nanmax(shown)
+    middle = low + 0.6 * (high - low)
+    style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7}
+    for (a, b), value in np.ndenumerate(shown):
+        if a != b:
+            # viridis is light at its upper end.
+            tone = "black" if value > middle else "white"
+            axes.text(b, a, f"{value:.3g}", color=tone, **style)
 
 
 @styled
@@ -222,9 +210,8 @@ def lines(
 ) -> Figure:
     """Some quantities over one, such as constants over epochs or seconds over depth."""
     figure, (axes,) = new_figure()
-    draw_lines(
-        axes, series, x, y, logarithmic=logarithmic, percent=percent, marked=marked
-    )
+    style = {"logarithmic": logarithmic, "percent": percent, "marked": marked}
+    draw_lines(axes, series, x, y, **style)
     axes.set_title(title)
     return figure
 
@@ -242,44 +229,19 @@ def draw_lines(
 ) -> None:
     """The same, on given axes. Percent: the values are shares."""
     factor = 100 if percent else 1
-    for (name, (at, values)), shade, marker in zip(
-        series.items(), colours(list(series)), "osD^vP*X" * 4, strict=False
-    ):
+    shades, markers = colours(list(series)), "osD^vP*X" * 4
+    named = zip(series.items(), shades, markers, strict=False)
+    for (name, (at, values)), shade, marker in named:
+        style: dict[str, Any] = {"color": shade, "label": name}
         # A line through a single point is invisible.
-        style: dict[str, Any] = {}
         if marked or len(at) == 1:
-            style = {"marker": marker, "ms": 5}
-        axes.plot(
-            np.asarray(at),
-            np.asarray(values, dtype=float) * factor,
-            color=shade,
-            label=name,
-            **style,
-        )
+            style |= {"marker": marker, "ms": 5}
+        axes.plot(np.asarray(at), np.asarray(values, dtype=float) * factor, **style)
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     if percent:
-        _percent(axes, y)
+        percent_axis(axes, y)
     if logarithmic:
-        _logarithmic(axes)
+        logarithmic_axis(axes)
     if len(series) > 1 or next(iter(series), ""):
         axes.legend()
-
-
-def _logarithmic(axes: Axes) -> None:
-    """Labels at 1, 2 and 5 times a power of ten, or at powers of ten alone if there are many; written out."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-    axes.set_yscale("log")
-    low, high = axes.get_ylim()
-    # Between 2 and 9 there is no power of ten, and an axis without labels says nothing.
-    axes.yaxis.set_major_locator(
-        LogLocator(subs=(1, 2, 5) if high < 1e3 * low else (1,))
-    )
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_locator(NullLocator())
-
-
-def _percent(axes: Axes, what: str) -> None:
-    axes.set_ylabel(f"{what} (%)")
-    axes.set_ylim(0, 100)

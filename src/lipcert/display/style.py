@@ -130,3 +130,22 @@ def inline_svg(figure: Figure, label: str) -> str:
 
 def _escape(text: str) -> str:
     return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
+
+
+def logarithmic_axis(axes: Axes) -> None:
+    """Labels at 1, 2 and 5 times a power of ten, or at powers of ten alone if there are many; written out."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    # Between 2 and 9 there is no power of ten, and an axis without labels says nothing.
+    subs = (1, 2, 5) if high < 1e3 * low else (1,)
+    axes.yaxis.set_major_locator(LogLocator(subs=subs))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_locator(NullLocator())
+
+
+def percent_axis(axes: Axes, what: str) -> None:
+    """An axis from 0 to 100 %."""
+    axes.set_ylabel(f"{what} (%)")
+    axes.set_ylim(0, 100)

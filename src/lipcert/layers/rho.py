@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from copy import deepcopy
 from math import isfinite, log, prod, sqrt
 
@@ -10,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lipcert.errors import OptionError, ShapeError, UnsupportedError, check_choice
+from lipcert.errors import OptionError, check_choice
 from lipcert.layers import proof
+from lipcert.layers.activation_slopes import with_slopes
 from lipcert.layers.rescaling import (
     between_grid_points,
     circular,
@@ -21,18 +21,9 @@ from lipcert.layers.rescaling import (
     row_sums,
 )
 from lipcert.network import slopes
-from lipcert.network.build import trace
 from lipcert.network.rules import Call, Input, Result, register_rule
 
 RESCALINGS = ("sn", "aol", "sll")
-_ACTIVATIONS: dict[str, tuple[Callable[[], nn.Module], tuple[float, float]]] = {
-    "relu": (nn.ReLU, (0.0, 1.0)),
-    "leaky-relu": (lambda: nn.LeakyReLU(0.1), (0.1, 1.0)),
-    "tanh": (nn.Tanh, (0.0, 1.0)),
-    "sigmoid": (nn.Sigmoid, (0.0, 0.25)),
-    "softplus": (lambda: nn.Softplus(threshold=40.0), (0.0, 1.0)),
-}
-"""By name: the module and its slopes [α, β]."""
 _FIELD = 16
 _STEADY = 1.005
 """SN of convolutions: the power iteration runs on a periodic image of `_FIELD` points per reach of the kernel, and may
@@ -63,13 +54,7 @@ class _RhoLipschitz(nn.Module):
             )
         if not (isfinite(rho) and rho > 0):
             raise OptionError(f"rho is {rho}, expected a positive number")
-        if isinstance(activation, str):
-            check_choice("activation", activation, tuple(_ACTIVATIONS))
-            make, (self.alpha, self.beta) = _ACTIVATIONS[activation]
-            activation = make()
-        else:
-            self.alpha, self.beta = _slopes(activation)
-        self.activation = activation
+        self.activation, (self.alpha, self.beta) = with_slopes(activation)
         self.rescaling = rescaling
         # Not orthogonal: I − WᵀW, the linear part of a square layer with ReLU, would
         # vanish and with it all long maps.
@@ -115,18 +100,12 @@ class _RhoLipschitz(nn.Module):
         # A copy: neither the model's weights nor the vector of its power iteration may
         # change.
         exact = deepcopy(self).double().cpu()
-        squared = proof.squared_norm(
-            exact.weight, exact.log_q, exact.factors(), self.rescaling
-        )
-        log_rho = float(exact.log_rho)
+        weight, log_q, factors = exact.weight, exact.log_q, exact.factors()
+        squared = proof.squared_norm(weight, log_q, factors, self.rescaling)
         # With F = (α+β)/√ρ·T, ‖F^½W‖² ≤ κ·2√ρ/(α+β) is W Wᵀ ⪯ κ·2ρ/(α+β)²·T⁻¹.
-        kappa = (
-            (self.alpha + self.beta)
-            / 2
-            / float(root(exact.log_rho))
-            * squared
-            * (1 + 1e-12)
-        )
+        ratio = (self.alpha + self.beta) / 2 / float(root(exact.log_rho))
+        kappa = ratio * squared * (1 + 1e-12)
+        log_rho = float(exact.log_rho)
         return proof.lipschitz_constant(log_rho, self.alpha, self.beta, kappa)
 
     def extra_repr(self) -> str:
@@ -162,9 +141,8 @@ class RhoLipschitzLinear(_RhoLipschitz):
         learn_rho: bool = False,
         bias: bool = True,
     ) -> None:
-        super().__init__(
-            (hidden, features), activation, rescaling, rho, learn_rho, bias
-        )
+        shape = (hidden, features)
+        super().__init__(shape, activation, rescaling, rho, learn_rho, bias)
 
     def norm(self) -> Tensor:
         norm: Tensor = torch.linalg.matrix_norm(self.weight.double(), 2)
@@ -229,22 +207,18 @@ class RhoLipschitzConv2d(_RhoLipschitz):
         # A copy: the next `iterate` overwrites the vector, which the derivative still
         # needs.
         x = self.vector.to(torch.float64, copy=True)
-        norm: Tensor = (
-            circular(self.weight.double(), x).norm() / x.norm() * self.enlarged
-        )
+        image = circular(self.weight.double(), x)
+        norm: Tensor = image.norm() / x.norm() * self.enlarged
         return norm
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
             # Weights move little in a step: one iteration follows them (`_STEADY`).
             self.iterate(1)
-        hidden = self.activation(
-            F.conv2d(x, self.weight, self.bias, padding=self.reach)
-        )
-        scaled = hidden * self.factors()
-        return x * self.lipschitz() - F.conv_transpose2d(
-            scaled, self.weight, padding=self.reach
-        )
+        inner = F.conv2d(x, self.weight, self.bias, padding=self.reach)
+        scaled = self.activation(inner) * self.factors()
+        kept = x * self.lipschitz()
+        return kept - F.conv_transpose2d(scaled, self.weight, padding=self.reach)
 
 
 @register_rule(RhoLipschitzLinear, RhoLipschitzConv2d, view="certified")
@@ -253,35 +227,3 @@ def certified_rule(call: Call, x: Input) -> Result:
     # ulps=None: bounded, but not certified. Certificates follow the rounding of the
     # residual form.
     return slopes.lipschitz_map(call.module.certified_lipschitz(), ulps=None)
-
-
-def _slopes(activation: nn.Module) -> tuple[float, float]:
-    """[α, β] of an activation, by its rule; α < 0 would break the proposition, for which 0 ≤ α is assumed."""
-    name = type(activation).__name__
-    no_rule = OptionError(
-        f"activation {name} has no rule with elementwise slopes; register one, or use ReLU"
-    )
-    try:
-        network = trace(activation, (1,), training=True)
-    except UnsupportedError as error:
-        raise OptionError(f"activation {name}: {error.nodes[0].remedy}") from None
-    except ShapeError:
-        raise no_rule from None
-    # Its input, its value, and the output: anything else that is computed would change
-    # the slopes.
-    if network.depth != 1 or len(network.nodes) != 3 or not network.nodes[-1].exact:
-        raise no_rule
-    slope = network.sites[1].slope
-    if slope is None or not slope.elementwise:
-        raise no_rule
-    alpha, beta = slope.alpha, slope.beta
-    if not (isinstance(alpha, float) and isinstance(beta, float)):
-        raise OptionError(
-            f"activation {name} has learned slopes, expected fixed ones; use LeakyReLU"
-        )
-    if not (0 <= alpha <= beta and beta > 0):
-        raise OptionError(
-            f"activation {name} has slopes in [{alpha:g}, {beta:g}], expected none below 0: the layer would not be "
-            "√rho-Lipschitz; use ReLU, LeakyReLU or Tanh"
-        )
-    return alpha, beta

@@ -72,6 +72,7 @@ class LocalCertifier:
             if has_one_logit(traced):
                 traced = trace(two_logits(traced), traced.input_shape, local=True)
             self.classes = traced.classes
+            # Copies: what is proved is about the weights as they are now.
             program = traced.program.frozen()
             self.network = normal_form(program, check=False, local=True)
             self.prepared = Prepared(
@@ -99,6 +100,7 @@ class LocalCertifier:
         label: Tensor | None = None,
     ) -> Certificates:
         """Certificates of one batch, by a search or at ascending ε, as long as they are proved."""
+        # For every batch: autocast or TF32 may be on since the last one.
         check_arithmetic(self.network.dtype, self.network.device)
         check_input(x, self.network.input_shape, self.network.dtype)
         if label is not None:
@@ -128,6 +130,8 @@ class LocalCertifier:
         radius = start.clone()
         failed = torch.zeros_like(start, dtype=torch.bool)
         for epsilon in epsilons:
+            # What failed in a smaller ball is not tried; what holds farther out needs
+            # no proof.
             left = (~failed & (radius < epsilon)).nonzero().flatten()
             if len(left):
                 trial = torch.full(
@@ -148,6 +152,7 @@ class LocalCertifier:
         if self.globally is None:
             return torch.zeros(len(x), dtype=torch.float64, device=x.device)
         radius = self.globally.certify(x, first).radius.to(x.device)
+        # Rounded down: √n and the quotient are off by a few units of 2⁻⁵³.
         if self.norm == inf:
             radius = radius / prod(x.shape[1:]) ** 0.5 * (1 - 2.0**-45)
         return radius

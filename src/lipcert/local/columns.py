@@ -55,6 +55,7 @@ class Bundle:
 
     def plus(self, other: Bundle) -> Bundle:
         """The sum, inside the smallest rectangle around both."""
+        # The branches of a sum may have led columns through kernels of different sizes.
         start = (min(self.start[0], other.start[0]), min(self.start[1], other.start[1]))
         stop = (max(self.stop[0], other.stop[0]), max(self.stop[1], other.stop[1]))
         values = _reframed(self, start, stop) + _reframed(other, start, stop)
@@ -100,6 +101,7 @@ def _convolved(bundle: Bundle, op: Convolution) -> Bundle | None:
     for axis in range(2):
         stride, padding = op.stride[axis], op.padding[axis]
         reach = op.dilation[axis] * (weight.shape[2 + axis] - 1)
+        # ⌈(a + p − r)/s⌉, as the negative of a quotient that is rounded down.
         low = max(0, -((reach - padding - bundle.start[axis]) // stride))
         high = min(
             op.out_shape[1 + axis], (bundle.stop[axis] - 1 + padding) // stride + 1
@@ -108,6 +110,7 @@ def _convolved(bundle: Bundle, op: Convolution) -> Bundle | None:
             return None
         start.append(low)
         stop.append(high)
+        # What the outputs low … high − 1 read of the padded image.
         first.append(low * stride - padding)
         last.append((high - 1) * stride - padding + reach + 1)
     read = _reframed(bundle, (first[0], first[1]), (last[0], last[1]))
@@ -152,6 +155,8 @@ def columned_nodes(network: Network) -> set[int]:
             edge.source in nodes and _keeps_rectangles(edge.op) for edge in node.edges
         ):
             nodes.add(v)
+    # Up to the first nonlinearity, rows from the input are exact already
+    # (`Prepared.prefix_norms`), and shared by all inputs.
     if sites < 2:
         return set()
     return nodes

@@ -114,6 +114,7 @@ def _linear_node(state: Deviations, v: int) -> None:
     )
     boxes, by_rows, noise = values, values, values
     norm = torch.zeros_like(state.ball.radius)
+    # Bounds on entries by boxes and by norms, and one on the norm of all entries.
     for edge, size, rows in zip(
         node.edges, prepared.norms[v], prepared.rows[v], strict=True
     ):
@@ -129,6 +130,7 @@ def _linear_node(state: Deviations, v: int) -> None:
     allowance = _allowance(state, v, values)
     state.largest.append(flat(values).amax(1))
     round_up = 1 + 2 * prepared.proof[v]
+    # Norms win where many entries are summed, which cannot all be extreme at once.
     reach = torch.minimum(boxes, by_rows) * round_up + allowance
     if v in prepared.prefix:
         state.noise[v] = noise * round_up + allowance
@@ -188,6 +190,7 @@ def _allowance(state: Deviations, v: int, values: Tensor) -> Tensor:
     prepared = state.prepared
     node = prepared.exact.nodes[v]
     allowance = 2 * prepared.proof[v] * values
+    # Twice: the centre and the other point are both executed with roundings.
     if prepared.executed[v]:
         summed = values * (1 + 2 * prepared.proof[v])
         if v in prepared.offsets:
@@ -195,6 +198,7 @@ def _allowance(state: Deviations, v: int, values: Tensor) -> Tensor:
         allowance = (
             allowance + 2 * (prepared.executed[v] * summed + prepared.lost[v])
         ) * (1 + gamma(8))
+    # Weights below `tiny` may be taken for zero, at both points: tiny·Σ|v| each.
     if prepared.denormal[v]:
         tiny = 2.01 * torch.finfo(prepared.network.dtype).tiny
         for edge in node.edges:
@@ -232,6 +236,7 @@ def _site_output(state: Deviations, v: int, index: int) -> None:
     state.walls.relaxations[index] = replaced.relaxation
     assert site.slope is not None
     state.norms[v] = torch.full_like(state.ball.radius, inf)
+    # Others have no global constant: their norms come from the ranges of entries.
     if not isinstance(site.slope, LocalSlope):
         rounding = dual_norms(flat(replaced.error), 2)
         state.norms[v] = (

@@ -47,12 +47,15 @@ def make_funnel(network: Network, prefix: set[int], norm: float) -> Funnel:
         return none
     (node,) = gates
     size, inputs = prod(network.nodes[node].shape), prod(network.input_shape)
+    # A wider node would make rows longer than those at the input.
     if node == 0 or size > inputs or size * inputs > _ENTRIES:
         return none
     unit = torch.eye(size, dtype=torch.float64, device=network.device)
     matrix = flat(
         pulled_to_input(network, node, unit.reshape(size, *network.nodes[node].shape))
     )  # B
+    # ‖yB‖² = y(BBᵀ)yᵀ, for which any factor of BBᵀ does. Sums of absolute values, for
+    # l∞, need B itself.
     if norm == 2:
         factor = _triangle(matrix)
         if factor is None:
@@ -63,6 +66,7 @@ def make_funnel(network: Network, prefix: set[int], norm: float) -> Funnel:
 
 def _gates(network: Network, prefix: set[int]) -> set[int]:
     """The nodes of the linear prefix that sites, or nodes outside of the prefix, read."""
+    # The output is a site, too, so that a network that is linear has its own gate.
     gates = {site.source for site in network.sites[1:]} & prefix
     for v, node in enumerate(network.nodes):
         if v not in prefix:

@@ -60,6 +60,8 @@ class Prepared:
             self.executed.append(
                 gamma(roundings + 1, network.dtype) if roundings else 0.0
             )
+            # A row is multiplied by A or Aᵀ, summed over edges, and added to other
+            # rows.
             counts = [edge.op.accumulations for edge in node.edges]
             self.proof.append(
                 gamma(max(counts, default=0) + len(counts) + self.fan_out + 4)
@@ -115,12 +117,15 @@ class Prepared:
         if v in self.columned or count * inputs > _PREFIX_ENTRIES:
             return None
         norms = []
+        # A row begins with as many entries as the node has, and ends with those of the
+        # input.
         chunk = max(1, _CHUNK_ENTRIES // max(inputs, count))
         for first in range(0, count, chunk):
             places = torch.arange(first, min(first + chunk, count))
             seed = torch.zeros(
                 len(places), count, dtype=torch.float64, device=self.exact.device
             )
+            # Row r of a chunk is the unit row of place first + r.
             seed[torch.arange(len(places)), places] = 1.0
             rows = pulled_to_input(self.exact, v, seed.reshape(-1, *shape))
             norms.append(dual_norms(flat(rows), norm))
@@ -141,6 +146,7 @@ def _entries_of_rows(network: Network, prefix: set[int]) -> int:
     total, largest = 0, 0
     sources = {site.source for site in network.sites[1:-1]}
     for v, node in enumerate(network.nodes):
+        # On its way to the input, a row of this node passes none that is larger.
         largest = max(largest, prod(node.shape))
         if v in sources and v not in prefix:
             total += prod(node.shape) * largest
@@ -154,12 +160,14 @@ def _last_readers(network: Network) -> list[int]:
         for edge in node.edges:
             last[edge.source] = v
     for site in network.sites[1:-1]:
+        # A nonlinearity reads its input when its output is made.
         last[site.source] = max(last[site.source], site.output)
     return last
 
 
 def _prefix_nodes(network: Network) -> set[int]:
     """The nodes that depend on the input by linear operations only."""
+    # Node 0 is the input; the others are in topological order.
     nodes = {0}
     for v, node in enumerate(network.nodes):
         if node.edges and all(edge.source in nodes for edge in node.edges):
@@ -215,6 +223,7 @@ def _row_norms(op: LinearOp) -> Tensor | float:
         return lengths.reshape(-1, *(1,) * (len(op.out_shape) - 1))
     if isinstance(op, Scale):
         return op.factor().double().abs() * (1 + gamma(4))
+    # Entries are moved or copied: a row has one entry ±1, or none.
     if op.terms == 0:
         return 1.0
     return inf

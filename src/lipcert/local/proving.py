@@ -51,6 +51,8 @@ class Point:
         """(B, K−1): the classes that are not predicted."""
         count, classes = self.logits.shape
         every = torch.arange(classes, device=self.logits.device).expand(count, classes)
+        # Each input leaves out one class, so that K − 1 are left of every row, in
+        # order.
         return every[every != self.prediction[:, None]].reshape(count, classes - 1)
 
 
@@ -65,8 +67,10 @@ def proved_radius(
     """
     if prepared.columned:
         radii = []
+        # Columns belong to one input (see `Zonotope`).
         for one, around in _one_by_one(point, ball):
             radius, close = _tried(prepared, one, around, effort, every_row=False)
+            # Rows cost more, and rarely rescue a proof that has failed by far.
             if close:
                 radius = torch.maximum(
                     radius, _tried(prepared, one, around, effort, every_row=True)[0]
@@ -104,6 +108,7 @@ def _tried(
         fewer, some = state.take(left), point.take(left)
         last = prepared.exact.sites[-1].source
         improve = partial(sharpen, fewer, last, steps=effort.last_steps)
+        # Lines of any slopes are valid, so that the better one of both radii holds.
         sharper = _improved(improve, fewer, some, rows[left], pulled.take(left))
         radius[left] = torch.maximum(radius[left], radius_of(fewer, some, sharper))
     return radius, bool((radius[left] < ball.radius[left]).any())
@@ -148,6 +153,7 @@ def promised_radius(prepared: Prepared, point: Point, norm: float) -> Tensor:
 
 
 def _promised(prepared: Prepared, point: Point, norm: float) -> Tensor:
+    # Over so small a ball hardly anything is relaxed, and lines are derivatives.
     tiny = torch.full(
         (len(point.prediction),),
         _TINY_BALL,
@@ -167,6 +173,8 @@ def _within_reach(
 ) -> Tensor:
     """The inputs for which the proof has failed by less than a share of their margin, so that better slopes may do."""
     margins = point.margins()
+    # 1 where nothing is lost, 0 where the margin is just used up, −1 where twice of it
+    # is.
     worst = ((margins + pulled.at(ball.radius)) / margins.clamp(min=1e-300)).amin(1)
     close = (worst <= 0) & (worst > -share)
     return ((radius < ball.radius) & close).nonzero().flatten()
@@ -178,6 +186,8 @@ def _improved(
     """Better bounds for the rows that fail, which are few."""
     margins = point.margins()
     bounds = margins + pulled.at(state.ball.radius)
+    # As many rows of every input as fail for the worst one, to fit into one tensor:
+    # argsort has those that fail first. Not `<=`, for NaN fails, too.
     most = int((~(bounds > 0)).sum(1).max())
     worst = bounds.argsort(dim=1)[:, :most]
     chosen = rows.gather(1, worst[:, :, None].expand(-1, -1, rows.shape[2]))
@@ -189,6 +199,7 @@ def _improved(
 
 def margin_rows(point: Point) -> Tensor:
     """(B, K−1, K): unit rows of the predicted class minus those of the others."""
+    # Of three classes, with the prediction 1: (−1, 1, 0) and (0, 1, −1).
     unit = torch.eye(
         point.logits.shape[1], dtype=torch.float64, device=point.logits.device
     )
@@ -199,9 +210,12 @@ def radius_of(state: Deviations, point: Point, pulled: Pulled) -> Tensor:
     """The largest ρ with margin + constant − ρ·steepness > 0 for all classes; 0 where values may overflow."""
     margins = point.margins()
     radius = state.ball.radius
+    # Margins are rounded differences, and so are their sums with constants.
     slack = margins + pulled.constant
     slack = slack - gamma(4) * (margins.abs() + pulled.constant.abs())
     whole = (margins + pulled.at(radius) - gamma(6) * margins.abs() > 0).all(1)
+    # Lines over the ball hold in every smaller one: margin + constant − ρ·steepness
+    # stays positive up to this ρ.
     ratios = torch.where(
         slack > 0,
         slack / pulled.steepness.clamp(min=torch.finfo(torch.float64).tiny),
@@ -209,6 +223,7 @@ def radius_of(state: Deviations, point: Point, pulled: Pulled) -> Tensor:
     )
     shorter = torch.minimum(ratios.amin(1) * _ROUND_DOWN, radius)
     proved = torch.where(whole, radius, shorter.clamp(min=0.0))
+    # Beyond that, something may overflow on the way, which no bound on rounding covers.
     in_range = (
         torch.stack(state.largest).amax(0) <= LARGEST[state.prepared.network.dtype]
     )

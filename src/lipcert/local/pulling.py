@@ -51,6 +51,7 @@ class Pulled:
         if self.steepness.dim() == 2:
             radius = radius[:, None]
         fall = radius * self.steepness
+        # A product and three sums, rounded towards less.
         return self.constant - fall - gamma(6) * (self.constant.abs() + fall)
 
     def take(self, index: Tensor) -> Pulled:
@@ -93,6 +94,7 @@ def pull_back(
     total, size, count = constant, constant.abs(), 4
     steepness = torch.zeros_like(constant)
     funnel = prepared.funnel(norm)
+    # Topological order: when a node is reached, all that read it have sent their rows.
     for v in range(max(values), -1, -1):
         y = values.pop(v, None)
         if y is None:
@@ -101,6 +103,8 @@ def pull_back(
         if site == 0:
             steepness = dual_norms(flat(y, 2), norm)
             continue
+        # All that depends on the input comes through this node, whose matrix leads
+        # there at once.
         if v == funnel.node:
             part = walls.charge(v, y)
             steepness = dual_norms(flat(y, 2) @ funnel.matrix, norm)
@@ -118,6 +122,8 @@ def pull_back(
                     values, edge.source, pulled.reshape(*y.shape[:2], *edge.op.in_shape)
                 )
         total, size, count = total + part, size + part.abs(), count + 1
+    # The constant is a sum of `count` parts, off by at most γ times the sum of their
+    # sizes.
     return Pulled(total - gamma(count) * size - VANISHED, steepness)
 
 
@@ -138,10 +144,12 @@ def signed_unit_rows(
             seed = torch.zeros(
                 count, rows, prod(node.shape), dtype=torch.float64, device=places.device
             )
+            # seed[b, r] is the unit row of places[b, r].
             seed.scatter_(2, places[:, :, None], 1.0)
             chosen = edge.op.adjoint(seed.reshape(count * rows, *node.shape)).reshape(
                 count, rows, *edge.op.in_shape
             )
+        # y·Δ bounds an entry from below, and −y·Δ from above.
         _add(rows_at, edge.source, torch.cat([chosen, -chosen], 1))
     constant = -allowance[:, 0].gather(1, places)
     return rows_at, torch.cat([constant, constant], 1)

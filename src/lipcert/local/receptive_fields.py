@@ -37,6 +37,8 @@ class Frame:
         if not isinstance(op, Convolution):
             return self
         step, corner, size = [], [], []
+        # Place i of a window reads the places stride·i + dilation·t − padding of the
+        # node before, for all taps t of the kernel.
         kernel = op.weight().shape[2:]
         for axis in range(2):
             stride, reach = op.stride[axis], op.dilation[axis] * (kernel[axis] - 1)
@@ -49,6 +51,7 @@ class Frame:
         """The smallest frame around two of the same step."""
         corner, size = [], []
         for axis in range(2):
+            # Windows −1..1 and −2..0 are inside of −2..1: corner −2, size 4.
             first = min(self.corner[axis], other.corner[axis])
             ends = [frame.corner[axis] + frame.size[axis] for frame in (self, other)]
             corner.append(first)
@@ -76,6 +79,8 @@ def frames_of(network: Network, v: int) -> dict[int, Frame] | None:
     for w in range(v, 0, -1):
         if w not in frames:
             continue
+        # Windows would only grow from here on; images have the same shape for all
+        # places.
         if frames[w].whole(network.nodes[w].shape):
             frames[w] = image_frame(network.nodes[w].shape)
         index = network.site_of_output.get(w)
@@ -104,9 +109,11 @@ def _join(frames: dict[int, Frame], node: int, frame: Frame, network: Network) -
     if frame.step == (0, 0):
         frame = image_frame(network.nodes[node].shape)
     known = frames.get(node, frame)
+    # One of them is the image itself, in which every window is.
     if (0, 0) in (known.step, frame.step):
         frames[node] = image_frame(network.nodes[node].shape)
         return True
+    # With other steps, the windows of two branches drift apart from place to place.
     frames[node] = known.union(frame)
     return known.step == frame.step
 

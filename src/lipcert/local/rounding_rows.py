@@ -60,6 +60,8 @@ def _pulled(
         if y is None:
             continue
         index = network.site_of_output.get(w)
+        # At the output of a nonlinearity, where E_w holds all errors that were made
+        # before.
         ends = index is not None and prod(y.shape[1:]) > _LARGEST_WINDOW
         charge = total if ends else own
         paid = paid + inner_products(
@@ -82,6 +84,7 @@ def _pulled(
 
 
 def _upwards(image: Tensor) -> Tensor:
+    # Conversion to float32 rounds by 2⁻²⁴ of a number, so that it stays above.
     return (image * (1 + 2.0**-22)).float()[None]
 
 

@@ -29,6 +29,7 @@ def pull_windows(
     flat = (places.channel * shape[1] + places.y) * shape[
         2
     ] + places.x  # in an image (C, H, W), as one axis
+    # A unit row pays the allowance of its own node at once: |y| is 1 at one place.
     total = -walls.allowances[scene.v][places.image, 0, flat]
     size, count = total.abs(), 4
     steepness = torch.zeros_like(total)
@@ -44,6 +45,7 @@ def pull_windows(
             _add(rows, scene.network.sites[index].source, pulled)
             total, size, count = total + part, size + part.abs(), count + 1
         else:
+            # v is paid for already, and folded nodes by what reads them.
             if w != scene.v and w not in walls.folded:
                 part = _charge(scene, walls, w, y, places)
                 total, size, count = total + part, size + part.abs(), count + 1
@@ -93,6 +95,8 @@ def through_edges(
         pulled = scene.reframed(
             _adjoint(edge.op, y), scene.frames[w].through(edge.op), u, places
         )
+        # What falls into the padding of a convolution is not part of the image. Behind
+        # a nonlinearity it vanishes by itself, for slopes are padded with zeros.
         if isinstance(edge.op, Convolution) and u not in scene.network.site_of_output:
             pulled = scene.inside(u, pulled, places)
         _add(rows, u, pulled)
@@ -121,6 +125,7 @@ def _adjoint(op: LinearOp, y: Tensor) -> Tensor:
 def _transposed(y: Tensor, op: Convolution) -> Tensor:
     """The same in float32, for which torch is fast; a single entry of a window is a product with the kernel."""
     weight = op.weight().float()
+    # Of a window with one entry no two taps meet: a product with a matrix does.
     if y.shape[1:3] == (1, 1) and max(op.dilation) == 1:
         filters, channels, *kernel = weight.shape
         matrix = weight.permute(0, 2, 3, 1).reshape(filters, -1)
@@ -133,6 +138,7 @@ def _transposed(y: Tensor, op: Convolution) -> Tensor:
 
 def _mirrored(y: Tensor, op: Convolution) -> Tensor:
     """The same for stride 1, as a convolution with the mirrored kernel."""
+    # A full convolution: windows grow by the reach of the kernel on every side.
     kernel = op.weight().flip(2, 3).transpose(0, 1)
     padding = (
         op.dilation[0] * (kernel.shape[2] - 1),
@@ -153,6 +159,7 @@ def _spread_kernel(y: Tensor, op: Convolution) -> Tensor:
     filters, channels, *kernel = weight.shape
     rows, height, width, _ = y.shape
     matrix = weight.permute(0, 2, 3, 1).reshape(filters, -1)
+    # One product for all places, in which BLAS is fastest; what is left are additions.
     products = (y.reshape(-1, filters) @ matrix).reshape(
         rows, height, width, *kernel, channels
     )

@@ -75,6 +75,8 @@ class Scene:
             )
             pads += [-frame.corner[axis], max(0, last - values.shape[2 + axis])]
         padded = F.pad(values.permute(0, 2, 3, 1), (0, 0, *pads)).contiguous()
+        # Nothing is copied: windows overlap in memory, and that of place (y, x) begins
+        # step·y lines and step·x columns further on.
         batch, row, column, one = padded.stride()
         shape = (len(values), *self.places, *frame.size, values.shape[1])
         return padded.as_strided(
@@ -87,6 +89,7 @@ class Scene:
         if self.frames[u].step == (0, 0):
             return rows
         shape = (1, 1, *self.network.nodes[u].shape[1:])
+        # The border is the same for all inputs: one image of ones will do.
         first = Places(
             torch.zeros_like(places.image), places.channel, places.y, places.x
         )
@@ -102,6 +105,8 @@ class Scene:
         target = self.frames[u]
         if frame == target:
             return rows
+        # Only whole images have another step (see `_join`): the windows are put into
+        # them.
         if frame.step != target.step:
             return self._placed(rows, frame, u, places)
         pads: list[int] = []

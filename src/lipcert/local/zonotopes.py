@@ -201,6 +201,7 @@ class Zonotope:
         """Columns for the entries of an image that are not zero, tile by tile."""
         made: dict[int, Bundle] = {}
         channel, y, x = sizes.nonzero().unbind(1)
+        # An image of width 20 has three tiles in a row: 0–7, 8–15 and 16–19.
         columns = -(-sizes.shape[2] // _TILE)
         tile = (y // _TILE) * columns + x // _TILE
         for number in sorted(set(tile.tolist())):

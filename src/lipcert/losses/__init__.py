@@ -13,22 +13,20 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from lipcert.losses.known_losses import (
-    BASES,
     RADII,
     CrmLoss,
     GloroLoss,
     LmtLoss,
     SignedRadiusLoss,
-    StandardLoss,
     crm,
     gloro,
     lmt,
     signed_radius,
-    standard,
 )
 from lipcert.losses.loss import LOSSES, Loss, TrainingLoss, register_loss
 from lipcert.losses.own_loss import OwnLoss
 from lipcert.losses.radii import hard_radius, soft_radius
+from lipcert.losses.standard_loss import BASES, StandardLoss, standard
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")

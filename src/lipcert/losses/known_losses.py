@@ -1,12 +1,12 @@
-"""The losses: for accuracy only, CRM, signed radii, GloRo and Lipschitz-margin training (LMT)."""
+"""The robust losses: CRM, signed radii, GloRo and Lipschitz-margin training (LMT)."""
 
 from __future__ import annotations
 
 from math import inf
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field, NonNegativeFloat
+from pydantic import NonNegativeFloat
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -16,84 +16,15 @@ from lipcert.losses.loss import (
     TrainingLoss,
     check_not_negative,
     check_positive,
-    checked,
     checked_with_constants,
     register_loss,
     true_class,
 )
 from lipcert.losses.radii import pair_radii, soft_minimum
+from lipcert.losses.standard_loss import BASE_OPTIONS, Base, Share, standard
 from lipcert.option_values import Epsilon, Positive, Radius
 
-BASES = ("cross-entropy", "soft-margin", "label-smoothing")
-Base = Literal["cross-entropy", "soft-margin", "label-smoothing"]
 RADII = ("soft", "hard")
-Share = Annotated[float, Field(ge=0, le=1)]
-
-
-@register_loss
-class StandardLoss(TrainingLoss):
-    """`standard`."""
-
-    label: ClassVar[str] = "cross-entropy"
-    robust: ClassVar[bool] = False
-
-    type: Literal["standard"]
-    base: Base = "cross-entropy"
-    margin_t: Positive = 1.0
-    smoothing: Share = 0.1
-
-    def __call__(
-        self, logits: Tensor, labels: Tensor, constants: Tensor | None = None
-    ) -> Loss:
-        return standard(
-            logits,
-            labels,
-            base=self.base,
-            margin_t=self.margin_t,
-            smoothing=self.smoothing,
-        )
-
-    def first_term(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return self(logits, labels).loss
-
-
-def standard(
-    logits: Tensor,
-    labels: Tensor,
-    *,
-    base: str = "cross-entropy",
-    margin_t: float = 1.0,
-    smoothing: float = 0.1,
-) -> Loss:
-    """Training for accuracy only: mean of the cross-entropy, of its smoothed form or of the negative soft logit margin.
-
-    "soft-margin" is −γ_t^soft (eq: soft logit margin) with t = `margin_t`;
-    "label-smoothing" spreads `smoothing` over all classes.
-    """
-    logits, labels = checked(logits, labels)
-    check_choice("base", base, BASES)
-    if base == "cross-entropy":
-        value = F.cross_entropy(logits, labels)
-    elif base == "label-smoothing":
-        if not 0 <= smoothing <= 1:
-            raise OptionError(
-                f"smoothing is {smoothing}, expected a number from 0 to 1"
-            )
-        value = F.cross_entropy(logits, labels, label_smoothing=smoothing)
-    else:
-        check_positive(margin_t=margin_t)
-        value = _negative_soft_margin(logits, labels, margin_t)
-    return Loss(value, value, torch.zeros_like(value))
-
-
-def _negative_soft_margin(logits: Tensor, labels: Tensor, t: float) -> Tensor:
-    if logits.shape[1] == 1:
-        return 0.0 * logits.sum()  # no other class, no margin
-    # −γ_t^soft = (1/t)·log Σ_{i≠y} exp(t·z_i) − z_y; exp(−∞) = 0 leaves the true class
-    # out.
-    others = (t * logits).masked_fill(true_class(logits, labels), -inf)
-    true = logits.gather(1, labels[:, None])[:, 0]
-    return (others.logsumexp(1) / t - true).mean()
 
 
 @register_loss
@@ -117,13 +48,8 @@ class CrmLoss(TrainingLoss):
         return crm(logits, labels, constants, **self.model_dump(exclude={"type"}))
 
     def first_term(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return standard(
-            logits,
-            labels,
-            base=self.base,
-            margin_t=self.margin_t,
-            smoothing=self.smoothing,
-        ).loss
+        options = self.model_dump(include=BASE_OPTIONS)
+        return standard(logits, labels, **options).loss
 
 
 def crm(
@@ -151,9 +77,7 @@ def crm(
     if not r0 >= 0:
         raise OptionError(f"r0 is {r0}, expected 0 or more, inf for no truncation")
     logits, labels, constants = checked_with_constants(logits, labels, constants)
-    first = standard(
-        logits, labels, base=base, margin_t=margin_t, smoothing=smoothing
-    ).loss
+    plain = standard(logits, labels, base=base, margin_t=margin_t, smoothing=smoothing)
     radii = pair_radii(logits, labels, constants)
     hard = radii.amin(1)
     # 1{z_y is the largest} is hard > 0: radii of wrong predictions are negative, and
@@ -166,7 +90,7 @@ def crm(
         # used afterwards.
         penalty = torch.exp(-t * torch.where(active, hard, 0.0)) / t
     robust = weight * torch.where(active, penalty, 0.0).mean()
-    return Loss(first + robust, first, robust)
+    return Loss(plain.loss + robust, plain.loss, robust)
 
 
 @register_loss

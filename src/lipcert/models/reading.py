@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,10 +49,7 @@ def load_model(
         return replace(load_trained(shipped / MODEL, input_shape), name=spec)
     is_folder, path = path.is_dir(), weights_file(path)
     if path.suffix == ".safetensors":
-        if weights is not None:
-            raise ModelError(
-                f"{path} holds weights already; give either it or --weights {weights} with a model"
-            )
+        _refuse_both(path, weights)
         # The folder of a run is the user's own; a single file may come from anywhere
         # and must not name code to import.
         return load_trained(path, input_shape, given=model, imports=is_folder)
@@ -64,6 +62,13 @@ def load_model(
     if model is not None:
         raise ModelError(f"model= goes with the weights of a run, and {spec} is none")
     return _initialised(spec, weights, input_shape, classes)
+
+
+def _refuse_both(path: Path, weights: str | Path | None) -> None:
+    if weights is not None:
+        raise ModelError(
+            f"{path} holds weights already; give either it or --weights {weights} with a model"
+        )
 
 
 def _initialised(
@@ -163,29 +168,10 @@ def load_trained(
     """
     # What to build comes from the file: name, shape, classes and range.
     metadata, _ = read_weights(path)
-    name = metadata.get("lipcert.model")
-    if name is None:
-        raise ModelError(
-            f"{path} does not say which model it belongs to; give the model and --weights {path}"
-        )
-    if given is None and name.endswith(GIVEN):
-        kind = name.removesuffix(GIVEN)
-        raise ModelError(
-            f"{path} holds the weights of {kind}, which was given in Python; name its code, module:factory, and "
-            f"--weights {path}, or use lipcert.load_model({str(path)!r}, model={kind}(…))"
-        )
-    if given is None and is_own(name) and not imports:
-        raise ModelError(
-            f"{path} names code, {name}, which files do not decide; give {name} and --weights {path}"
-        )
-    try:
-        shape = tuple(map(int, metadata["input_shape"].split(",")))
-        classes = int(metadata["classes"])
-        input_range = stored_range(path)
-    except (KeyError, ValueError) as error:
-        raise ModelError(
-            f"{path} does not describe its model completely ({error}); write it again"
-        ) from error
+    name = _model_name(metadata, path)
+    if given is None:
+        _check_named(name, path, imports)
+    shape, classes, input_range = _stored_sizes(metadata, path)
     # The seed does not matter: all weights are replaced.
     model = build_network(
         name, shape, classes, seed=0, input_range=input_range, given=given
@@ -199,10 +185,45 @@ def load_trained(
     # Whether it belongs to these weights is asked by whoever uses it; its scales are a
     # start in any case.
     earlier = Bound.find(path.with_name(BOUND))
-    if (
-        earlier is None
-        or earlier.facts.input_shape != shape
-        or not fits(earlier.scales, loaded.network)
-    ):
+    if earlier is None or earlier.facts.input_shape != shape:
+        return loaded
+    if not fits(earlier.scales, loaded.network):
         return loaded
     return replace(loaded, earlier=earlier)
+
+
+def _model_name(metadata: Mapping[str, str], path: Path) -> str:
+    """The model that a file of weights belongs to."""
+    name = metadata.get("lipcert.model")
+    if name is None:
+        raise ModelError(
+            f"{path} does not say which model it belongs to; give the model and --weights {path}"
+        )
+    return name
+
+
+def _stored_sizes(
+    metadata: Mapping[str, str], path: Path
+) -> tuple[Shape, int, tuple[float, float]]:
+    """The shape of inputs, the number of classes and the range of pixels."""
+    try:
+        shape = tuple(map(int, metadata["input_shape"].split(",")))
+        return shape, int(metadata["classes"]), stored_range(path)
+    except (KeyError, ValueError) as error:
+        raise ModelError(
+            f"{path} does not describe its model completely ({error}); write it again"
+        ) from error
+
+
+def _check_named(name: str, path: Path, imports: bool) -> None:
+    """Refuse a name that nothing can be built from, or that stands for code which may not be imported."""
+    if name.endswith(GIVEN):
+        kind = name.removesuffix(GIVEN)
+        raise ModelError(
+            f"{path} holds the weights of {kind}, which was given in Python; name its code, module:factory, and "
+            f"--weights {path}, or use lipcert.load_model({str(path)!r}, model={kind}(…))"
+        )
+    if is_own(name) and not imports:
+        raise ModelError(
+            f"{path} names code, {name}, which files do not decide; give {name} and --weights {path}"
+        )

@@ -60,10 +60,8 @@ def build(
     """
     check_choice("zoo name", name, names())
     architecture = ZOO[name]
-    shape, count = (
-        input_shape or architecture.input_shape,
-        classes or architecture.classes,
-    )
+    shape = input_shape or architecture.input_shape
+    count = classes or architecture.classes
     if seed is None:
         network = architecture.build(shape, count)
     else:
@@ -78,9 +76,8 @@ def ranged(network: nn.Module, input_range: tuple[float, float]) -> nn.Module:
     """The network for pixels in [0, 1]: with another range, a first layer maps them to it."""
     if input_range == (0.0, 1.0):
         return network
-    return nn.Sequential(
-        OrderedDict(input_range=InputRange(*input_range), network=network)
-    )
+    layers = OrderedDict(input_range=InputRange(*input_range), network=network)
+    return nn.Sequential(layers)
 
 
 def names() -> list[str]:
@@ -130,12 +127,8 @@ def rho_mlp(
         RhoLipschitzLinear(width, width, rescaling=rescaling, learn_rho=True)
         for _ in range(depth)
     ]
-    return nn.Sequential(
-        nn.Flatten(),
-        nn.Linear(prod(input_shape), width),
-        *layers,
-        nn.Linear(width, classes),
-    )
+    first = nn.Linear(prod(input_shape), width)
+    return nn.Sequential(nn.Flatten(), first, *layers, nn.Linear(width, classes))
 
 
 def patch_network(
@@ -196,9 +189,8 @@ def residual(
     for stage, (width, count) in enumerate(zip(widths, blocks, strict=True)):
         for block in range(count):
             # The first block of every stage but the first halves the image.
-            layers.append(
-                BasicBlock(channels, width, 2 if stage > 0 and block == 0 else 1)
-            )
+            stride = 2 if stage > 0 and block == 0 else 1
+            layers.append(BasicBlock(channels, width, stride))
             channels = width
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)]
     return nn.Sequential(*layers)
@@ -209,16 +201,8 @@ _C1, _C2 = (64, 3, 1, 1), (64, 4, 2, 1)
 _4C = [(32, 3, 1, 1), (32, 4, 2, 1), (64, 3, 1, 1), (64, 4, 2, 1)]
 _6C = [*_4C, _C1, _C2]
 _9C = [*_6C, _C1, _C2, _C1]
-_8C = [
-    (64, 3, 1, 1),
-    (64, 3, 1, 0),
-    (64, 4, 2, 0),
-    (128, 3, 1, 1),
-    (128, 3, 1, 1),
-    (128, 4, 2, 0),
-    (256, 3, 1, 1),
-    (256, 4, 2, 0),
-]
+_8C = [(64, 3, 1, 1), (64, 3, 1, 0), (64, 4, 2, 0)]
+_8C += [(128, 3, 1, 1), (128, 3, 1, 1), (128, 4, 2, 0), (256, 3, 1, 1), (256, 4, 2, 0)]
 # Huang et al. pad the second convolution, so that the first strided one leaves a
 # remainder.
 _8C_ORIGINAL = [_8C[0], (64, 3, 1, 1), *_8C[2:]]

@@ -13,9 +13,11 @@ from torch import Tensor
 from lipcert.network.linear import Function, Identity, LinearOp, Scale, number
 from lipcert.network.normal_form import Edge, Node, Site
 from lipcert.network.program import Live, Shape
-from lipcert.network.rule_trials import check_linear, check_passed, check_site
+from lipcert.network.rule_trials import check_linear, check_passed
 from lipcert.network.rules.broadcasting import broadcast
-from lipcert.network.rules.call import Call, Extremum, Input, Refusal, SortedPair, Sum
+from lipcert.network.rules.call import Call
+from lipcert.network.rules.values import Extremum, Input, Refusal, SortedPair, Sum
+from lipcert.network.slope_trials import check_site
 from lipcert.network.slopes import ABS, Slope
 from lipcert.network.tangents import FlatEmbed, FlatPair, LocalSlope, Product
 from lipcert.network.user_fact_trials import check_users_facts
@@ -163,9 +165,8 @@ class Assembly:
         half = (*x.shape[: pair.axis], 1, *x.shape[pair.axis + 1 :])
         # Ascending: the first entry is the mean less half of |difference|, the second
         # one the mean and that half.
-        signs = torch.tensor(
-            [0.5, -0.5] if pair.descending else [-0.5, 0.5], dtype=torch.float64
-        )
+        halves = [0.5, -0.5] if pair.descending else [-0.5, 0.5]
+        signs = torch.tensor(halves, dtype=torch.float64)
         signs = signs.reshape(2, *(1,) * (len(x.shape) - pair.axis - 1))
 
         def difference(t: Tensor) -> Tensor:
@@ -185,15 +186,13 @@ class Assembly:
 
         # |A| of a difference is a sum. Only bounds over balls and multipliers use this
         # form of sorted pairs.
-        subtract = Edge(
-            x.source, Function(difference, x.shape, half, terms=2, absolute=total)
-        )
+        minus = Function(difference, x.shape, half, terms=2, absolute=total)
+        subtract = Edge(x.source, minus)
         source = self.add(f"{call.name} difference", half, subtract, exact=True).source
         absolute = self.add(call.name, half).source
         self.sites.append(Site(call.name, source, absolute, ABS, torch.abs))
-        mean = Edge(
-            x.source, Function(means, x.shape, x.shape, terms=2, nonnegative=True)
-        )
+        averages = Function(means, x.shape, x.shape, terms=2, nonnegative=True)
+        mean = Edge(x.source, averages)
         spread = Edge(absolute, Function(apart, half, x.shape, terms=1, absolute=sizes))
         return self.add(f"{call.name} sum", x.shape, mean, spread, exact=True)
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from copy import deepcopy
-from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_leaves
+from torch import fx, nn
 
 from lipcert.errors import (
     TrainingModeError,
@@ -18,33 +15,24 @@ from lipcert.errors import (
     check_choice,
 )
 from lipcert.network.assembly import Assembly
+from lipcert.network.call_reader import CallReader
 from lipcert.network.capture import CAPTURE_LOCK, capture
 from lipcert.network.capture_comparison import check_capture
 from lipcert.network.constant_refusals import constant_problem
-from lipcert.network.executed_numbers import as_executed
-from lipcert.network.kinds import packet_name, recorded_shape
+from lipcert.network.kinds import recorded_shape
 from lipcert.network.linear import Identity
 from lipcert.network.names import layer_name, producer
 from lipcert.network.normal_form import NO_NODE, Edge, Network, Site
 from lipcert.network.program import Program, Shape
-from lipcert.network.rules.call import BatchSize, Call, Constant, Input, Refusal
+from lipcert.network.rules.call import Call, check_batch_size
 from lipcert.network.rules.refusals import DEFAULT, MODULES
 from lipcert.network.rules.registry import VIEWS, find_rule, operator_name
+from lipcert.network.rules.values import Input, Refusal
 from lipcert.network.states import evaluated
 
-_ERRORS = (
-    RuntimeError,
-    TypeError,
-    ValueError,
-    LookupError,
-    AttributeError,
-    AssertionError,
-    ArithmeticError,
-)
-
-
-class _OtherSize:
-    """Stands for a number computed from the number of rows."""
+# Of torch, while a rule or its trial computes.
+_ERRORS: tuple[type[Exception], ...] = (RuntimeError, TypeError, ValueError)
+_ERRORS += (LookupError, AttributeError, AssertionError, ArithmeticError)
 
 
 def trace(
@@ -113,11 +101,12 @@ class _Builder:
     def __init__(
         self, program: Program, exact: bool, check: bool, local: bool, apart: bool
     ) -> None:
-        self.program, self.exact, self.local, self.apart = program, exact, local, apart
+        self.program = program
         self.dtype = torch.float64 if exact else program.dtype
         self.batch = recorded_shape(program.input)[0]
         self.assembly = Assembly(self.dtype, check)
         self.values: dict[fx.Node, Input] = {}
+        self.reader = CallReader(program, self.values, self.dtype, exact, local, apart)
         self.unsupported: dict[tuple[str, str], UnsupportedNode] = {}
         self.refused: set[fx.Node] = set()
         self.training: TrainingModeError | None = None
@@ -140,14 +129,8 @@ class _Builder:
             raise self.training
         self._finish()
         produced = {node: value.source for node, value in self.values.items()}
-        return Network(
-            tuple(assembly.nodes),
-            tuple(assembly.sites),
-            self.dtype,
-            program.device,
-            program,
-            produced,
-        )
+        nodes, sites = tuple(assembly.nodes), tuple(assembly.sites)
+        return Network(nodes, sites, self.dtype, program.device, program, produced)
 
     def _finish(self) -> None:
         output, sites = self.values.get(self.program.output), self.assembly.sites
@@ -157,9 +140,8 @@ class _Builder:
         if 0 in output.shape:
             remedy = f"the model returns no numbers, rows of shape {output.shape}; it needs a logit for every class"
             raise UnsupportedError([UnsupportedNode("output", "output", remedy)])
-        if output.source in [
-            site.output for site in sites
-        ]:  # the output site needs a linear node of its own
+        # The output site needs a linear node of its own.
+        if output.source in [site.output for site in sites]:
             edge = Edge(output.source, Identity(output.shape))
             output = self.assembly.add("output", output.shape, edge, exact=True)
         sites.append(Site("output", output.source, NO_NODE))
@@ -167,9 +149,8 @@ class _Builder:
     def _refuse(self, node: fx.Node, remedy: str) -> None:
         name, kind = self._name(node)
         self.refused.add(node)
-        self.unsupported.setdefault(
-            (name, kind), UnsupportedNode(name, kind, MODULES.get(kind, remedy))
-        )
+        refused = UnsupportedNode(name, kind, MODULES.get(kind, remedy))
+        self.unsupported.setdefault((name, kind), refused)
 
     def _name(self, node: fx.Node) -> tuple[str, str]:
         return layer_name(node, node in self.program.opaque)
@@ -181,11 +162,10 @@ class _Builder:
             if broken:
                 self.refused.add(node)
             return
-        row_shape = tuple(
-            size if isinstance(size, int) else 1 for size in recorded_shape(node)[1:]
-        )
+        sizes = recorded_shape(node)[1:]
+        row_shape = tuple(size if isinstance(size, int) else 1 for size in sizes)
         try:
-            call = self._call(node, row_shape)
+            call = self.reader.call(node, row_shape)
             result = self._result_of_rule(call)
             if not broken:
                 self._check_result(node)
@@ -195,91 +175,16 @@ class _Builder:
             self._refuse(node, str(error))
         except TrainingModeError as error:
             self.training = self.training or error
-        except _ERRORS as error:  # of torch, while the rule or its trial computes
+        except _ERRORS as error:
             if not broken:
                 reason = (str(error).strip().splitlines() or [""])[0]
-                remedy = (
-                    "its rule fails"
-                    if producer(node) in self.program.opaque
-                    else DEFAULT
-                )
+                has_own = producer(node) in self.program.opaque
+                remedy = "its rule fails" if has_own else DEFAULT
                 self._refuse(node, f"{remedy} ({type(error).__name__}: {reason})")
         # What follows is looked at too, so that all that is refused can be named at
         # once.
         self.refused.add(node)
         self.values[node] = Input(0, row_shape)
-
-    def _call(self, node: fx.Node, out_shape: Shape) -> Call:
-        """What a rule gets to see of an operation."""
-        operation = producer(node)
-        index: Any = None if operation is node else node.args[1]
-        given: Any = fx.map_arg((operation.args, operation.kwargs), self._resolve)
-        args, kwargs = as_executed(operation, given[0], given[1], self.program.dtype)
-        for key, value in kwargs.items():
-            if isinstance(value, torch.dtype) and value == self.program.dtype:
-                kwargs[key] = self.dtype  # float64 in the exact network
-        invoke: Any = operation.target
-        module = None
-        opaque = self.program.opaque.get(operation)
-        if opaque is not None:
-            args = args[:1]
-            module, invoke = opaque.module, opaque.program.run
-            if self.exact:
-                module = deepcopy(module).requires_grad_(False).double()
-                invoke = opaque.program.cast(self.dtype).run
-        name, _ = self._name(node)
-        typed = self.program.typed
-        return Call(
-            name,
-            invoke,
-            args,
-            kwargs,
-            out_shape,
-            self.dtype,
-            typed,
-            operation,
-            module,
-            index,
-            self.local,
-            self.apart,
-        )
-
-    def _resolve(self, node: fx.Node) -> Any:
-        """What a rule gets to see in place of a node among the arguments."""
-        kind = self.program.kinds[node]
-        if node in self.values:
-            return self.values[node]
-        if kind == "dependent":
-            raise Refusal(
-                "it reads several results of one operation at once; pick one of them first"
-            )
-        if kind == "constant":
-            return self._constant(node)
-        if packet_name(node) == "item":
-            raise Refusal(
-                "it reads a number from a tensor with .item(); use the tensor itself"
-            )
-        if (
-            node.target is torch.ops.aten.sym_size.int
-            and node.meta["val"] == self.batch
-        ):
-            return BatchSize()
-        return _OtherSize()
-
-    def _constant(self, node: fx.Node) -> Constant:
-        recorded = node.meta["val"]
-        if isinstance(recorded, Tensor) and recorded.is_complex():
-            raise Refusal(
-                "complex numbers are not supported; use real and imaginary parts"
-            )
-        batched = self.program.is_batched(node)
-        if not self.exact:
-            return Constant(partial(self.program.constant, node), batched)
-        # As the program computes it, in its own type: the exact network has the constants that are executed.
-        value = self.program.constant(node).detach()
-        if value.is_floating_point():
-            value = value.double()
-        return Constant(lambda: value, batched)
 
     def _result_of_rule(self, call: Call) -> Any:
         target: Any = call.node.target
@@ -290,34 +195,18 @@ class _Builder:
             rule = find_rule(operator_name(target))
         if rule is None:
             raise Refusal(DEFAULT)
-        _check_batch_size(call)
+        check_batch_size(call)
         return rule(call, *call.args, **call.kwargs)
 
     def _check_result(self, node: fx.Node) -> None:
         """The first axis is that of the batch, no other one is, and entries are of the model's type."""
         value = node.meta["val"]
-        if (
-            not value.shape
-            or not isinstance(value.shape[0], torch.SymInt)
-            or value.shape[0] != self.batch
-        ):
+        has_rows = value.shape and isinstance(value.shape[0], torch.SymInt)
+        if not has_rows or value.shape[0] != self.batch:
             raise Refusal("it does not keep the batch axis in front")
         if any(isinstance(n, torch.SymInt) for n in value.shape[1:]):
             raise Refusal("it puts the rows of the batch beside each other")
         if value.dtype != self.program.dtype:
             raise Refusal(
                 f"it computes in {value.dtype} inside a model in {self.program.dtype}; use one type throughout"
-            )
-
-
-def _check_batch_size(call: Call) -> None:
-    """The number of rows may only be part of a shape."""
-    if call.operator in ("slice", "slice_scatter"):  # judged by their results
-        return
-    for value in (*call.args, *call.kwargs.values()):
-        if isinstance(value, BatchSize) or any(
-            isinstance(leaf, _OtherSize) for leaf in tree_leaves(value)
-        ):
-            raise Refusal(
-                "it reads the number of rows of the batch, so each row depends on the whole batch"
             )

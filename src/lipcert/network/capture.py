@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from threading import RLock
 from typing import Any
 
@@ -22,6 +23,11 @@ from lipcert.network.program import Live, Opaque, Program, Shape
 from lipcert.network.states import bare, quiet, unchanged
 
 aten = torch.ops.aten
+_ASSERTIONS = (
+    "_assert_tensor_metadata",
+    "_assert_scalar",
+    "sym_constrain_range_for_size",
+)
 CAPTURE_LOCK = RLock()
 """Captures and comparisons change modules for a moment: one at a time."""
 
@@ -40,33 +46,31 @@ def capture(model: nn.Module, input_shape: Shape, view: str = "residual") -> Pro
     # Two rows: torch.export takes sizes of 0 and 1 for fixed numbers, whatever is said
     # about them.
     x = torch.zeros(2, *input_shape, dtype=like.dtype, device=like.device)
-    with (
-        CAPTURE_LOCK,
-        unchanged(model),
-        RuledModules(model, view).as_operations() as ruled,
-    ):
+    modules = RuledModules(model, view)
+    with CAPTURE_LOCK, unchanged(model), modules.as_operations() as ruled:
         try:
             exported = _export(Root(model, ruled), x)
-        except (
-            Exception
-        ) as error:  # torch.export raises whatever the model's code raises
+        # torch.export raises whatever the model's code raises.
+        except Exception as error:
             raise explained(error, model, x) from error
         check_graph(exported, model)
         result = check_output(exported, model)
         names = _tensor_names(exported)
-        readers = {}
-        for node, name in names.items():
-            # `Root` holds the model as its attribute `model`, which the names of
-            # exported tensors begin with.
-            constant = exported.constants.get(
-                f"model.{name}", exported.constants.get(name)
-            )
-            readers[node] = _reader(model, name, constant)
+        readers = _readers(model, names, exported.constants)
     graph = exported.graph_module.graph
     # Buffers that the model changes are outputs, too; `check_capture` refuses them by
     # their names.
     next(node for node in graph.nodes if node.op == "output").args = ((result,),)
     _simplify(graph)
+    opaque = _opaque_calls(graph, ruled)
+    mutated = exported.graph_signature.buffers_to_mutate.values()
+    changed = tuple(name.removeprefix("model.") for name in mutated)
+    kind = like.dtype, like.device
+    return Program(graph, input_shape, *kind, readers, names, opaque, changed)
+
+
+def _opaque_calls(graph: fx.Graph, ruled: RuledModules) -> dict[fx.Node, Opaque]:
+    """The calls of modules that have a rule of their own."""
     opaque = {}
     for node in graph.nodes:
         if node.target is torch.ops.lipcert.opaque.default:
@@ -76,20 +80,7 @@ def capture(model: nn.Module, input_shape: Shape, view: str = "residual") -> Pro
             # There is no view of this name, so no rule in it: what is inside is
             # captured down to its operators.
             opaque[node] = Opaque(alone, rule, capture(alone, shape, view=""))
-    changed = [
-        name.removeprefix("model.")
-        for name in exported.graph_signature.buffers_to_mutate.values()
-    ]
-    return Program(
-        graph,
-        input_shape,
-        like.dtype,
-        like.device,
-        readers,
-        names,
-        opaque,
-        tuple(changed),
-    )
+    return opaque
 
 
 def _export(root: nn.Module, x: Tensor) -> torch.export.ExportedProgram:
@@ -101,9 +92,8 @@ def _export(root: nn.Module, x: Tensor) -> torch.export.ExportedProgram:
     with anew, quiet(), torch.no_grad(), torch.inference_mode(False):
         # Not strict: Python runs as it is, and operators are recorded, hooks and
         # patched methods included.
-        exported = torch.export.export(
-            root, (x,), dynamic_shapes={"x": batch}, strict=False
-        )
+        dynamic = {"x": batch}
+        exported = torch.export.export(root, (x,), dynamic_shapes=dynamic, strict=False)
         _pass_through_dropout(exported.graph)
         # Without a table nothing is decomposed. Operators that work in place become
         # others that do not, views included.
@@ -140,6 +130,19 @@ def _tensor_names(exported: torch.export.ExportedProgram) -> dict[fx.Node, str]:
     return names
 
 
+def _readers(
+    model: nn.Module, names: Mapping[fx.Node, str], constants: Mapping[str, Any]
+) -> dict[fx.Node, Live]:
+    """How the tensors of the graph are read."""
+    readers = {}
+    for node, name in names.items():
+        # `Root` holds the model as its attribute `model`, which the names of exported
+        # tensors begin with.
+        constant = constants.get(f"model.{name}", constants.get(name))
+        readers[node] = _reader(model, name, constant)
+    return readers
+
+
 def _reader(model: nn.Module, path: str, constant: Any) -> Live:
     """Reads a tensor from the model itself; tensors that are written in its code are constants."""
     # Looked up at every read: another tensor may have taken the place of a parameter or
@@ -157,31 +160,20 @@ def _simplify(graph: fx.Graph) -> None:
     """Remove assertions and what is not used, and put operators in the place of others that return the same."""
     for node in list(graph.nodes):
         name = packet_name(node)
-        if name in (
-            "_assert_tensor_metadata",
-            "_assert_scalar",
-            "sym_constrain_range_for_size",
-        ):
+        if name in _ASSERTIONS:
             graph.erase_node(node)
         elif node.target in (aten.view.default, aten._unsafe_view.default):
-            node.target = (
-                aten.reshape.default
-            )  # which does not depend on memory formats
-        elif (
-            name == "copy" and node.args[1].meta["val"].dtype == node.meta["val"].dtype
-        ):
+            # Which does not depend on memory formats.
+            node.target = aten.reshape.default
+        elif name == "copy" and _type(node.args[1]) == _type(node):
             node.target = aten.expand_as.default  # which is differentiable
             node.args = (node.args[1], node.args[0])
         # In eval mode the slope of RReLU is the mean of its limits.
         elif name == "rrelu" and not _argument(node, 3, "training", False):
-            mean = (
-                _argument(node, 1, "lower", 1 / 8) + _argument(node, 2, "upper", 1 / 3)
-            ) / 2
-            node.target, node.args, node.kwargs = (
-                aten.leaky_relu.default,
-                (node.args[0], mean),
-                {},
-            )
+            lower = _argument(node, 1, "lower", 1 / 8)
+            upper = _argument(node, 2, "upper", 1 / 3)
+            node.target = aten.leaky_relu.default
+            node.args, node.kwargs = (node.args[0], (lower + upper) / 2), {}
         # A quotient of two dependent values has no rule; as one operator, softsign has
         # slopes in [0, 1].
         elif name == "div" and _is_softsign(node):
@@ -190,10 +182,14 @@ def _simplify(graph: fx.Graph) -> None:
     graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
 
 
+def _type(node: Any) -> Any:
+    return node.meta["val"].dtype
+
+
 def _argument(node: fx.Node, place: int, name: str, default: Any) -> Any:
-    return (
-        node.args[place] if place < len(node.args) else node.kwargs.get(name, default)
-    )
+    if place < len(node.args):
+        return node.args[place]
+    return node.kwargs.get(name, default)
 
 
 def _is_softsign(node: fx.Node) -> bool:
@@ -201,16 +197,11 @@ def _is_softsign(node: fx.Node) -> bool:
     if len(node.args) != 2 or node.kwargs or not isinstance(node.args[1], fx.Node):
         return False
     total = node.args[1]
-    if (
-        packet_name(total) != "add"
-        or len(total.args) != 2
-        or total.args[1] != 1
-        or total.kwargs
-    ):
+    if packet_name(total) != "add" or total.kwargs:
+        return False
+    if len(total.args) != 2 or total.args[1] != 1:
         return False
     size = total.args[0]
-    return (
-        isinstance(size, fx.Node)
-        and packet_name(size) == "abs"
-        and size.args == node.args[:1]
-    )
+    if not isinstance(size, fx.Node) or packet_name(size) != "abs":
+        return False
+    return size.args == node.args[:1]

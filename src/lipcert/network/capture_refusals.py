@@ -51,9 +51,14 @@ def check_model(model: object) -> None:
     for name, module in model.named_modules():
         remedy = _unwrapped(module)
         if remedy:
-            raise UnsupportedError(
-                [UnsupportedNode(name or "the model", type(module).__name__, remedy)]
-            )
+            kind = type(module).__name__
+            raise UnsupportedError([UnsupportedNode(name or "the model", kind, remedy)])
+    _check_tensors(model)
+    _check_inputs(model)
+
+
+def _check_tensors(model: nn.Module) -> None:
+    """Refuse weights that are not there."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if nn.parameter.is_lazy(tensor):
             raise ModelError(
@@ -67,14 +72,16 @@ def check_model(model: object) -> None:
             raise ModelError(
                 f"{name} was made in torch.inference_mode, where it cannot be captured; make the model outside of it"
             )
+
+
+def _check_inputs(model: nn.Module) -> None:
+    """Refuse several inputs."""
     # The first parameter of a bound forward is x.
     remedy = "the model takes more than one input; fix the others with functools.partial or a wrapper module"
     others = []
     for parameter in list(inspect.signature(model.forward).parameters.values())[1:]:
-        is_named = parameter.kind in (
-            parameter.POSITIONAL_OR_KEYWORD,
-            parameter.KEYWORD_ONLY,
-        )
+        named = (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        is_named = parameter.kind in named
         if is_named and parameter.default is parameter.empty:
             others.append(UnsupportedNode(parameter.name, "input", remedy))
     if others:

@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lipcert.network import patches
-from lipcert.network.linear import LinearOp, has_denormals
+from lipcert.network.linear import LinearOp
 from lipcert.network.program import Live, Shape
+from lipcert.rounding import has_denormals
 
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
@@ -66,22 +67,24 @@ class _Kernel(LinearOp):
         for in_rows in product((False, True), repeat=len(size)):
             rows = [axis for axis in axes if in_rows[axis]]
             columns = [axis for axis in axes if not in_rows[axis]]
-            # (o, c, taps) → (o, taps in rows, c, taps in columns).
-            order = [
-                0,
-                *(2 + axis for axis in rows),
-                1,
-                *(2 + axis for axis in columns),
-            ]
             height = prod(size[axis] for axis in rows)
             factor = height * prod(repeats[axis] for axis in columns)
-            matrices = []
-            # The first axis of the weight has the groups one after the other, for both
-            # kinds of convolution.
-            for kernel in weight.chunk(self.groups):
-                matrices.append(kernel.permute(order).reshape(len(kernel) * height, -1))
-            proofs.append((float(factor), matrices))
+            proofs.append((float(factor), self._as_matrices(weight, rows, columns)))
         return proofs
+
+    def _as_matrices(
+        self, weight: Tensor, rows: list[int], columns: list[int]
+    ) -> list[Tensor]:
+        """The kernel of every group, with the taps of some axes in its rows and the others in its columns."""
+        # (o, c, taps) → (o, taps in rows, c, taps in columns).
+        order = [0, *(2 + axis for axis in rows), 1, *(2 + axis for axis in columns)]
+        height = prod(weight.shape[2 + axis] for axis in rows)
+        matrices = []
+        # The first axis of the weight has the groups one after the other, for both
+        # kinds of convolution.
+        for kernel in weight.chunk(self.groups):
+            matrices.append(kernel.permute(order).reshape(len(kernel) * height, -1))
+        return matrices
 
     @property
     def accumulations(self) -> int:
@@ -102,17 +105,10 @@ class _Kernel(LinearOp):
     def _convolve(self, large: Tensor, weight: Tensor) -> Tensor:
         # The buffer of patches is overwritten by the next tile, so that nothing can be
         # differentiated through it.
-        if (
-            patches.applies(large, self.groups, len(self.stride))
-            and not weight.requires_grad
-        ):
-            return patches.convolve(
-                large, weight, self.stride, self.padding, self.dilation
-            )
-        convolve = _CONV[len(self.stride)]
-        return convolve(
-            large, weight, None, self.stride, self.padding, self.dilation, self.groups
-        )
+        axes, moved = len(self.stride), (self.stride, self.padding, self.dilation)
+        if patches.applies(large, self.groups, axes) and not weight.requires_grad:
+            return patches.convolve(large, weight, *moved)
+        return _CONV[axes](large, weight, None, *moved, self.groups)
 
     def _transpose(self, small: Tensor, weight: Tensor, shape: Shape) -> Tensor:
         """The transposed convolution with the output padding that gives a row this shape."""

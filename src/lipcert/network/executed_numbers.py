@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from lipcert.network.kinds import is_torchs, packet_name
-from lipcert.network.rules.call import Constant
+from lipcert.network.rules.values import Constant
 
 _OTHERWISE = {"lerp"}
 """Operators that compute with numbers before they round them: their rules see what is written."""

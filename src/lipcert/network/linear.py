@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lipcert.errors import ShapeError
 from lipcert.network.program import Live, Shape
+from lipcert.rounding import has_denormals
 
 
 class LinearOp(ABC):
@@ -228,16 +229,10 @@ class Function(LinearOp):
         wants_graph = torch.is_grad_enabled()
         with torch.inference_mode(False), torch.enable_grad():
             # The derivative of a linear function is the same everywhere, so at zero.
-            x = torch.zeros(
-                y.shape[0],
-                *self.in_shape,
-                dtype=y.dtype,
-                device=y.device,
-                requires_grad=True,
-            )
-            (gradient,) = torch.autograd.grad(
-                self.function(x), x, y, create_graph=wants_graph
-            )
+            shape = (y.shape[0], *self.in_shape)
+            x = torch.zeros(shape, dtype=y.dtype, device=y.device, requires_grad=True)
+            image = self.function(x)
+            (gradient,) = torch.autograd.grad(image, x, y, create_graph=wants_graph)
         return gradient
 
     def _magnitude(self, x: Tensor) -> Tensor:
@@ -252,11 +247,3 @@ def number(value: float) -> Live:
     """Reads a fixed number."""
     tensor = torch.tensor(value, dtype=torch.float64)
     return lambda: tensor
-
-
-def has_denormals(weight: Tensor) -> bool:
-    """Whether a tensor has entries between zero and the smallest normal number of float32."""
-    # Float64 copies of float32 weights are asked, too: what counts is the type in which
-    # they are executed.
-    size = weight.detach().abs()
-    return bool(((size > 0) & (size < torch.finfo(torch.float32).tiny)).any())

@@ -8,7 +8,7 @@ zero; the loop transformation (see `rewrites`) opens paths around the nonlineari
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING
@@ -146,12 +146,8 @@ class Network:
         for site in self.sites[:-1]:
             # A layer that is called twice has two sites: relu, relu#2. Bounds keep
             # constants by these names.
-            same = [
-                name
-                for name in names
-                if name == site.name or name.startswith(f"{site.name}#")
-            ]
-            name = site.name
+            name, numbered = site.name, f"{site.name}#"
+            same = [n for n in names if n == name or n.startswith(numbered)]
             if same:
                 name += f"#{len(same) + 1}"
             names.append(name)
@@ -171,12 +167,9 @@ class Network:
         The first list begins with site 0, the second with site 1: the input of the
         network has no input of its own.
         """
-        reached: list[set[int]] = [
-            {v} for v in range(len(self.nodes))
-        ]  # from each node
-        for v in reversed(
-            range(len(self.nodes))
-        ):  # what v reaches is complete when its sources take it over
+        # From each node. What v reaches is complete when its sources take it over.
+        reached: list[set[int]] = [{v} for v in range(len(self.nodes))]
+        for v in reversed(range(len(self.nodes))):
             for edge in self.nodes[v].edges:
                 reached[edge.source] |= reached[v]
         after = [reached[site.output] for site in self.sites[:-1]]
@@ -184,9 +177,7 @@ class Network:
         # from v.
         before = []
         for site in self.sites[1:]:
-            before.append(
-                {v for v in range(len(self.nodes)) if site.source in reached[v]}
-            )
+            before.append({v for v, some in enumerate(reached) if site.source in some})
         return after, before
 
     def pull(self, site: int, seed: Tensor) -> list[Tensor | None]:
@@ -235,22 +226,11 @@ def rebuilt(
     # are ψ, or φ in other coordinates.
     sites = []
     for index, site in enumerate(network.sites):
-        kept = Site(
-            site.name,
-            moved.get(site.source, NO_NODE),
-            moved.get(site.output, NO_NODE),
-            site.slope,
-        )
+        source, output = (moved.get(v, NO_NODE) for v in (site.source, site.output))
+        kept = Site(site.name, source, output, site.slope)
         sites.append(changed.get(index, kept))
     produced = {key: moved[v] for key, v in network.produced.items()}
-    return Network(
-        tuple(nodes),
-        tuple(sites),
-        network.dtype,
-        network.device,
-        network.program,
-        produced,
-    )
+    return replace(network, nodes=tuple(nodes), sites=tuple(sites), produced=produced)
 
 
 def _accumulate(values: dict[int, Tensor], node: int, value: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Softmax and LayerNorm over a box: derivatives, remainders, and the rounding of what is executed and of the proof.
+"""LayerNorm over a box: derivatives, remainders, and the rounding of what is executed and of the proof.
 
 All results are upper bounds. A float64 expression of non-negative terms that takes n
 roundings is off by a factor of at most 1 + γ_n, and is multiplied by it; where terms
@@ -15,109 +15,8 @@ import torch
 from torch import Tensor
 
 from lipcert.network.program import Live
-from lipcert.network.tangents import Tangent
+from lipcert.network.tangents import COARSE, VANISHING, Tangent
 from lipcert.rounding import UNIT_ROUNDOFF, gamma
-
-_TINY = 1e-300
-"""More than a float64 exponential or product loses where it underflows."""
-_EXP_ULPS = 20.0
-"""How far torch's exponential inside of softmax may be off: its fast one is documented with so many ulps."""
-_COARSE = 0.1
-"""Relative errors beyond this are not bounded."""
-
-
-@dataclass(frozen=True)
-class Softmax(Tangent):
-    """p = softmax(z) along an axis: J_ij = p_i(δ_ij − p_j), so |r_i| ≤ h_i d_i + Σ_j (h_i P_j + p_i h_j) d_j.
-
-    P ≥ p over the box, and h ≥ |p − p(c)|: e^{−2D}p(c) ≤ p ≤ e^{2D}p(c) for deviations
-    of up to D along the axis.
-    """
-
-    axis: int
-    size: int
-
-    def _relative(self, largest: Tensor, dtype: torch.dtype) -> Tensor:
-        """How far computed p are off, relatively, for |z| ≤ largest; infinite beyond a tenth.
-
-        z − max z is off by 2u·largest and its exponential by that and 2u per ulp; p is
-        a quotient of such a number and a sum of `size` of them, and is rounded: twice
-        all that, and γ_size.
-        """
-        unit = UNIT_ROUNDOFF[dtype]
-        total = unit * (2 * (2 * largest + 2 * _EXP_ULPS + 1) + self.size + 2)
-        relative = total / (1 - total) * (1 + gamma(8))
-        return torch.where(total < _COARSE, relative, torch.inf)
-
-    def _at_centre(self, centre: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """p as computed, what it is at most and at least."""
-        computed = torch.softmax(centre, self.axis)
-        relative = self._relative(
-            centre.abs().amax(self.axis, keepdim=True), torch.float64
-        )
-        slack = (computed * relative + _TINY) * (1 + gamma(4))
-        return (
-            computed,
-            (computed + slack) * (1 + gamma(2)),
-            ((computed - slack) * (1 - gamma(2))).clamp(min=0.0),
-        )
-
-    def adjoint(
-        self, function: Callable[[Tensor], Tensor], centre: Tensor, rows: Tensor
-    ) -> Tensor:
-        """p(y − p·y)."""
-        # J is symmetric, so Jᵀy = Jy; the new axis is that of the rows y.
-        p = torch.softmax(centre, self.axis)[:, None]
-        shared = p * rows
-        return shared - p * shared.sum(self.axis + 1, keepdim=True)
-
-    def linear(self, centre: Tensor, reach: Tensor) -> Tensor:
-        _, p, _ = self._at_centre(centre)
-        return (
-            p
-            * (reach + (p * reach).sum(self.axis, keepdim=True))
-            * (1 + gamma(self.size + 6))
-        )
-
-    def pulling_error(self, centre: Tensor, reach: Tensor) -> Tensor:
-        """p twice, and the roundings of a sum; where p underflows, a tiny number of everything."""
-        relative = self._relative(
-            centre.abs().amax(self.axis, keepdim=True), torch.float64
-        )
-        twice = relative * (2 + relative) + gamma(self.size + 6)
-        total = reach + reach.sum(self.axis, keepdim=True)
-        return (twice * self.linear(centre, reach) + 8 * _TINY * total) * (
-            1 + gamma(self.size + 6)
-        )
-
-    def _largest(self, centre: Tensor, reach: Tensor) -> tuple[Tensor, Tensor]:
-        """P, and D along the axis."""
-        _, p, _ = self._at_centre(centre)
-        spread = reach.amax(self.axis, keepdim=True).clamp(
-            max=300.0
-        )  # beyond, p may be anything up to 1
-        grown = p * torch.exp(2 * spread) * (1 + gamma(2 * _EXP_ULPS + 4))
-        return torch.minimum(grown, torch.ones_like(p)), spread
-
-    def remainder(self, centre: Tensor, reach: Tensor) -> Tensor:
-        axis = self.axis
-        _, p, least = self._at_centre(centre)
-        most, spread = self._largest(centre, reach)
-        # p(c) − p ≤ p(c)·(1 − e^{−2D}); expm1 keeps the digits of small D. Beyond the
-        # cap of D, p may fall to 0.
-        shrunk = p * -torch.expm1(-2 * spread) * (1 + gamma(2 * _EXP_ULPS + 4))
-        shrunk = torch.where(reach.amax(axis, keepdim=True) > spread, p, shrunk)
-        h = torch.maximum(most - least, shrunk) * (1 + gamma(2))
-        along = h * (most * reach).sum(axis, keepdim=True) + p * (h * reach).sum(
-            axis, keepdim=True
-        )
-        return (h * reach + along) * (1 + gamma(self.size + 8))
-
-    def error(self, centre: Tensor, reach: Tensor, dtype: torch.dtype) -> Tensor:
-        largest = (centre.abs() + reach).amax(self.axis, keepdim=True) * (1 + gamma(2))
-        most, _ = self._largest(centre, reach)
-        lost = 4 * (self.size + 2) * torch.finfo(dtype).tiny
-        return (self._relative(largest, dtype) * most + lost) * (1 + gamma(4))
 
 
 @dataclass(frozen=True)
@@ -165,22 +64,19 @@ class Normalisation(Tangent):
         """A computed mean is off by γ_n·max|x|, so x̃ by `off`, and ‖x̃‖/√n by as much and γ of itself."""
         dims, count = self._dims(x)
         shifted = x - x.mean(dims, keepdim=True)
-        off = (gamma(count + 2) + gamma(4)) * x.abs().amax(dims, keepdim=True) + _TINY
+        off = (gamma(count + 2) + gamma(4)) * x.abs().amax(
+            dims, keepdim=True
+        ) + VANISHING
         root = shifted.square().mean(dims, keepdim=True).sqrt()
         # The true ‖x̃‖/√n is within `wide` of the computed one, over the box within
         # `wide` + `step`.
-        wide = (
-            root * gamma(count + 6) + off * (1 + gamma(2)) + 1e-150
-        )  # squares of smaller numbers vanish
-        step = (
-            reach.square().mean(dims, keepdim=True).sqrt() * (1 + gamma(count + 6))
-            + 1e-150
-        )
+        # Squares of numbers below 1e-150 vanish.
+        wide = root * gamma(count + 6) + off * (1 + gamma(2)) + 1e-150
+        moved = reach.square().mean(dims, keepdim=True).sqrt()
+        step = moved * (1 + gamma(count + 6)) + 1e-150
         scale = self._scale(root)
-        low, high = (
-            self._scale(root + wide) * (1 - gamma(8)),
-            self._scale((root - wide).clamp(min=0)) * (1 + gamma(8)),
-        )
+        low = self._scale(root + wide) * (1 - gamma(8))
+        high = self._scale((root - wide).clamp(min=0)) * (1 + gamma(8))
         least = self._scale(root + wide + step) * (1 - gamma(10))
         most = self._scale((root - wide - step).clamp(min=0)) * (1 + gamma(10))
         sizes = (shifted.abs() + off) * (1 + gamma(2))
@@ -200,19 +96,15 @@ class Normalisation(Tangent):
         q = rows
         if self.weight is not None:
             q = rows * self.weight().to(rows)
-        return scale * (
-            q - q.mean(dims, keepdim=True) - unit * (q * unit).mean(dims, keepdim=True)
-        )
+        along = (q * unit).mean(dims, keepdim=True)
+        return scale * (q - q.mean(dims, keepdim=True) - unit * along)
 
     def linear(self, centre: Tensor, reach: Tensor) -> Tensor:
         dims, count = self._dims(centre)
         at = self._at_centre(centre, reach)
         unit = at.sizes * at.high
-        moved = (
-            reach
-            + reach.mean(dims, keepdim=True)
-            + unit * (unit * reach).mean(dims, keepdim=True)
-        )
+        along = (unit * reach).mean(dims, keepdim=True)
+        moved = reach + reach.mean(dims, keepdim=True) + unit * along
         return at.high * moved * self._weight(centre) * (1 + gamma(count + 12))
 
     def pulling_error(self, centre: Tensor, reach: Tensor) -> Tensor:
@@ -224,15 +116,11 @@ class Normalisation(Tangent):
         unit = at.sizes * at.high + e
         means = (unit * reach).mean(dims, keepdim=True)
         entries = change * (reach + reach.mean(dims, keepdim=True) + unit * means)
-        entries = entries + at.high * (
-            e * means + unit * (e * reach).mean(dims, keepdim=True)
-        )
+        along = (e * reach).mean(dims, keepdim=True)
+        entries = entries + at.high * (e * means + unit * along)
         total = entries * self._weight(centre) * (1 + gamma(count + 16))
-        return (
-            total
-            + gamma(2 * count + 16) * self.linear(centre, reach) * (1 + gamma(4))
-            + _TINY
-        )
+        rounded = gamma(2 * count + 16) * self.linear(centre, reach) * (1 + gamma(4))
+        return total + rounded + VANISHING
 
     def remainder(self, centre: Tensor, reach: Tensor) -> Tensor:
         dims, count = self._dims(centre)
@@ -245,9 +133,8 @@ class Normalisation(Tangent):
         largest = unit + h
         means = (largest * reach).mean(dims, keepdim=True)
         mixed = change * largest * means
-        mixed = mixed + at.high * (
-            h * means + unit * (h * reach).mean(dims, keepdim=True)
-        )
+        along = (h * reach).mean(dims, keepdim=True)
+        mixed = mixed + at.high * (h * means + unit * along)
         return (change * moved + mixed) * self._weight(centre) * (1 + gamma(count + 16))
 
     def error(self, centre: Tensor, reach: Tensor, dtype: torch.dtype) -> Tensor:
@@ -263,11 +150,8 @@ class Normalisation(Tangent):
         largest = (centre.abs() + reach).amax(dims, keepdim=True) * (1 + gamma(2))
         mean, spread = moment_errors(count)
         tiny = torch.finfo(dtype).tiny
-        share = (
-            unit * spread * largest * at.most
-            + gamma(count + 16, dtype)
-            + 16 * (count + 1) * tiny / self.eps
-        )
+        share = unit * spread * largest * at.most + gamma(count + 16, dtype)
+        share = share + 16 * (count + 1) * tiny / self.eps
         t = share / (1 - share) * (1 + gamma(8))
         moved = reach + reach.mean(dims, keepdim=True)
         x_hat = (at.sizes + moved) * at.most * (1 + gamma(count + 6))
@@ -278,7 +162,7 @@ class Normalisation(Tangent):
         made = made * (1 + gamma(16)) + 8 * tiny * (1 + weight + at.most + largest)
         if centre.device.type != "cpu":
             return torch.full_like(made, torch.inf)
-        return torch.where(share < _COARSE, made, torch.inf)
+        return torch.where(share < COARSE, made, torch.inf)
 
 
 def moment_errors(count: int) -> tuple[float, float]:

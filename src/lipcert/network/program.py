@@ -58,11 +58,8 @@ class Program:
     @cached_property
     def input(self) -> fx.Node:
         """The placeholder of the model's input."""
-        (node,) = (
-            n
-            for n in self.graph.nodes
-            if n.op == "placeholder" and n not in self.tensors
-        )
+        placeholders = [n for n in self.graph.nodes if n.op == "placeholder"]
+        (node,) = (n for n in placeholders if n not in self.tensors)
         assert isinstance(node, fx.Node)
         return node
 
@@ -77,9 +74,8 @@ class Program:
     def typed(self) -> bool:
         """Whether tensors determine the type in which the program runs; others run in that of their input."""
         values = [node.meta["val"] for node in self.tensors]
-        return any(
-            isinstance(value, Tensor) and value.is_floating_point() for value in values
-        )
+        tensors = [value for value in values if isinstance(value, Tensor)]
+        return any(tensor.is_floating_point() for tensor in tensors)
 
     def is_batched(self, node: fx.Node) -> bool:
         """Whether the first axis of a tensor is that of the batch."""
@@ -106,12 +102,8 @@ class Program:
         if self.kinds[node] == "size":
             return 1
         if self.kinds[node] == "dependent":  # of which only the shape is read
-            return torch.zeros(
-                1,
-                *node.meta["val"].shape[1:],
-                dtype=node.meta["val"].dtype,
-                device=self.device,
-            )
+            like = node.meta["val"]
+            return torch.zeros(1, *like.shape[1:], dtype=like.dtype, device=self.device)
         return self._call(node, self.constant)
 
     def _call(self, node: fx.Node, read: Callable[[fx.Node], Any]) -> Any:
@@ -162,11 +154,8 @@ class Program:
     @property
     def operators_of_others(self) -> list[fx.Node]:
         """Steps that are neither torch's own nor modules with a rule: what they compute is not in the program."""
-        return [
-            node
-            for node in self._steps
-            if not is_torchs(node) and node not in self.opaque
-        ]
+        others = [node for node in self._steps if not is_torchs(node)]
+        return [node for node in others if node not in self.opaque]
 
     @cached_property
     def _last_uses(self) -> dict[fx.Node, list[fx.Node]]:
@@ -175,9 +164,7 @@ class Program:
         needed = {self.output}
         uses: dict[fx.Node, list[fx.Node]] = {}
         for node in reversed(self._steps):
-            uses[node] = [
-                source for source in node.all_input_nodes if source not in needed
-            ]
+            uses[node] = [read for read in node.all_input_nodes if read not in needed]
             needed.update(uses[node])
         return uses
 
@@ -187,25 +174,19 @@ class Program:
 
         What depends on tensors only is computed here, once.
         """
-        tensors = {
-            node: _fixed(read().detach().clone()) for node, read in self.tensors.items()
-        }
-        opaque = {
-            node: replace(call, program=call.program.frozen())
-            for node, call in self.opaque.items()
-        }
+        tensors, opaque = {}, {}
+        for node, read in self.tensors.items():
+            tensors[node] = _fixed(read().detach().clone())
+        for node, call in self.opaque.items():
+            opaque[node] = replace(call, program=call.program.frozen())
         program = replace(self, tensors=tensors, opaque=opaque)
-        # Constants at the border, which steps read: what they were computed from is not
-        # needed any more.
+        # At the border, which steps read: what they were computed from is not needed.
         computed = {}
         for step in self._steps:
             for node in step.all_input_nodes:
                 is_fixed = self.kinds[node] == "constant" and not self.is_batched(node)
-                if (
-                    is_fixed
-                    and node not in tensors
-                    and isinstance(node.meta.get("val"), Tensor)
-                ):
+                is_tensor = isinstance(node.meta.get("val"), Tensor)
+                if is_fixed and is_tensor and node not in tensors:
                     computed[node] = _fixed(program.constant(node).clone())
         # A node among the tensors is read, not computed: the value is the one that the
         # model computes today.
@@ -217,9 +198,10 @@ class Program:
         frozen = self.frozen()
         tensors = {}
         for node, read in frozen.tensors.items():
-            tensors[node] = _fixed(
-                read().to(dtype) if read().is_floating_point() else read()
-            )
+            tensor = read()
+            if tensor.is_floating_point():
+                tensor = tensor.to(dtype)
+            tensors[node] = _fixed(tensor)
         return replace(frozen, dtype=dtype, tensors=tensors)
 
     def module(self) -> nn.Module:

@@ -15,17 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from itertools import pairwise
 
-import torch
 from torch import Tensor
 
 from lipcert.network.linear import LinearOp
-from lipcert.network.normal_form import Network
+from lipcert.network.normal_form import Edge, Network
+from lipcert.network.row_placement import Piece, Placement, Rows
 
 Pair = tuple[int, int]
-Piece = tuple[int, int]
-"""(part, row of that part)."""
 
 
 def joined_pairs(network: Network, last: int) -> list[Pair]:
@@ -64,9 +61,8 @@ class Sweep:
         after, before = network.reach()
         for j, i in joined_pairs(network, last):
             if only is None or (j, i) in only:
-                self._add(
-                    (j, i), after[i] & before[j - 1]
-                )  # `before` begins with site 1
+                # `before` begins with site 1.
+                self._add((j, i), after[i] & before[j - 1])
         # Pairs come by j, so that start sites were met in any order.
         self.starts = dict(sorted(self.starts.items()))
         self._schedule()
@@ -87,12 +83,11 @@ class Sweep:
         # `adjoint` will produce them: both rely on it.
         nodes, sites = self.network.nodes, self.network.sites
         self._links: list[list[_Link]] = [[] for _ in nodes]
-        self._ends_at: list[list[tuple[int, _Rows]]] = [[] for _ in nodes]
-        forward: list[list[_Rows]] = [[] for _ in nodes]
-        adjoint: list[list[_Rows]] = [[] for _ in nodes]
-        self._read_last: list[list[int]] = [
-            [] for _ in nodes
-        ]  # values that nobody behind a node reads
+        self._ends_at: list[list[tuple[int, Rows]]] = [[] for _ in nodes]
+        forward: list[list[Rows]] = [[] for _ in nodes]
+        adjoint: list[list[Rows]] = [[] for _ in nodes]
+        # Values that nobody behind a node reads.
+        self._read_last: list[list[int]] = [[] for _ in nodes]
         read: set[int] = set()
         for j, pairs in self.ends.items():
             rows = self._rows(sites[j].source, pairs)
@@ -100,23 +95,16 @@ class Sweep:
             adjoint[sites[j].source].append(rows)
         for v in reversed(range(len(nodes))):
             for edge in nodes[v].edges:
-                common = [
-                    pair
-                    for pair in self._position[edge.source]
-                    if pair in self._position[v]
-                ]
-                # If u has (1, 0), (2, 0), (3, 0) and v (2, 0), (3, 0), (3, 1): rows 1,
-                # 2 of u become 0, 1 of v.
-                if common:
-                    take, put = self._rows(edge.source, common), self._rows(v, common)
-                    self._links[v].append(_Link(edge.source, edge.op, take, put))
-                    forward[v].append(put)
-                    adjoint[edge.source].append(take)
-                    if (
-                        edge.source not in read
-                    ):  # nodes come from the last one: this is its last reader
-                        read.add(edge.source)
-                        self._read_last[v].append(edge.source)
+                link = self._link(edge, v)
+                if link is None:
+                    continue
+                self._links[v].append(link)
+                forward[v].append(link.put)
+                adjoint[link.source].append(link.take)
+                # Nodes come from the last one: this is the last reader.
+                if link.source not in read:
+                    read.add(link.source)
+                    self._read_last[v].append(link.source)
         # The vectors themselves are the only part at the output of their site, which
         # has no edges into it.
         self._start_rows = {}
@@ -126,12 +114,21 @@ class Sweep:
         self._place_forward = self._placements(forward)
         self._place_adjoint = self._placements(adjoint)
 
-    def _rows(self, v: int, pairs: list[Pair]) -> _Rows:
-        return _Rows(
-            [self._position[v][pair] for pair in pairs], len(self._position[v])
-        )
+    def _link(self, edge: Edge, v: int) -> _Link | None:
+        """The rows that travel along an edge into node v: those of the pairs that both of its ends carry."""
+        u, position = edge.source, self._position[v]
+        common = [pair for pair in self._position[u] if pair in position]
+        # If u has (1, 0), (2, 0), (3, 0) and v (2, 0), (3, 0), (3, 1): rows 1, 2 of u
+        # become 0, 1 of v.
+        if not common:
+            return None
+        return _Link(u, edge.op, self._rows(u, common), self._rows(v, common))
 
-    def _placements(self, parts: list[list[_Rows]]) -> list[_Placement]:
+    def _rows(self, v: int, pairs: list[Pair]) -> Rows:
+        position = self._position[v]
+        return Rows([position[pair] for pair in pairs], len(position))
+
+    def _placements(self, parts: list[list[Rows]]) -> list[Placement]:
         placements = []
         for rows, position in zip(parts, self._position, strict=True):
             # By rows of the node: which rows of which parts add up to each.
@@ -139,9 +136,8 @@ class Sweep:
             for part, some in enumerate(rows):
                 for row, place in enumerate(some.positions):
                     pieces[place].append((part, row))
-            placements.append(
-                _Placement([len(some.positions) for some in rows], pieces)
-            )
+            lengths = [len(some.positions) for some in rows]
+            placements.append(Placement(lengths, pieces))
         return placements
 
     def forward(self, starts: dict[int, Tensor]) -> dict[int, Tensor]:
@@ -186,80 +182,11 @@ class Sweep:
         return starts
 
 
-class _Rows:
-    """Some of the rows that a node carries, in a given order."""
-
-    def __init__(self, positions: list[int], size: int) -> None:
-        self.positions = positions
-        self._placement = _Placement(
-            [size], [[(0, position)] for position in positions]
-        )
-
-    def select(self, value: Tensor) -> Tensor:
-        return self._placement.assemble([value])
-
-
-class _Placement:
-    """Assembles rows from parts: rows given by several parts add up, rows given by none are zero.
-
-    Consecutive rows move together. One split per part and one concatenation move
-    everything: they keep the memory format, and differentiating them copies every row
-    once. For example, from parts a of 3 rows and b of 2 rows, the rows a₀, a₁ + b₀, a₂
-    + b₁, 0 are three segments: a₀, then (a₁, a₂) + (b₀, b₁), then 0; a is split into 1
-    + 2 rows.
-    """
-
-    def __init__(self, lengths: list[int], rows: list[list[Piece]]) -> None:
-        """`lengths[p]` is the number of rows of part p; `rows[k]` lists the pieces that add up to row k."""
-        self._segments: list[tuple[list[Piece], int]] = []
-        for pieces in rows:
-            if self._segments:
-                first, count = self._segments[-1]
-                # The next rows of the same parts: the segment grows.
-                if pieces == [(part, row + count) for part, row in first]:
-                    self._segments[-1] = (first, count + 1)
-                    continue
-            self._segments.append((pieces, 1))
-        # Where each part is to be split, so that every segment is made of whole pieces.
-        cuts = [{0, length} for length in lengths]
-        for pieces, count in self._segments:
-            for part, row in pieces:
-                cuts[part] |= {row, row + count}
-        self._cuts = [sorted(places) for places in cuts]
-
-    def assemble(self, parts: list[Tensor]) -> Tensor:
-        """The rows, from the parts."""
-        split: dict[Piece, Tensor] = {}
-        for p, (part, cuts) in enumerate(zip(parts, self._cuts, strict=True)):
-            pieces: tuple[Tensor, ...] = (part,)
-            if len(cuts) > 2:
-                pieces = part.split_with_sizes(
-                    [end - start for start, end in pairwise(cuts)]
-                )
-            # Pieces by the rows at which they begin; the last cut is the end of the
-            # part and begins none.
-            for start, piece in zip(cuts, pieces, strict=False):
-                split[p, start] = piece
-        segments = []
-        for terms, count in self._segments:
-            total = None
-            for term in terms:
-                total = split[term] if total is None else total + split[term]
-            if total is None:
-                total = torch.zeros_like(parts[0][:1]).expand(
-                    count, *parts[0].shape[1:]
-                )
-            segments.append(total)
-        if len(segments) == 1:
-            return segments[0]
-        return torch.cat(segments)
-
-
 @dataclass(frozen=True)
 class _Link:
     """Rows that travel into a node: out of `source`, through an operation."""
 
     source: int
     op: LinearOp
-    take: _Rows
-    put: _Rows
+    take: Rows
+    put: Rows

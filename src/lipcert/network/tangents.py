@@ -1,4 +1,4 @@
-"""Nonlinearities without a global constant that are bounded over a box; here, products. See `normalised` for more.
+"""Nonlinearities without a global constant that are bounded over a box; here, products.
 
 Around a centre c each is φ(c + ζ) = φ(c) + J(c)ζ + r, and `remainder` bounds |r| for
 all |ζ| ≤ d. Where φ is not a product, r_i = (J_i(ξ) − J_i(c))ζ by the mean value
@@ -27,6 +27,10 @@ ONLY_LOCALLY = (
     "use a network without it, or lipcert.certify_local, which bounds it over a ball"
 )
 """For operations that have no global constant."""
+VANISHING = 1e-300
+"""More than a float64 exponential or product loses where it underflows."""
+COARSE = 0.1
+"""Relative errors beyond this are not bounded."""
 
 
 @dataclass(frozen=True)

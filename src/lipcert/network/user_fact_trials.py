@@ -11,7 +11,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from lipcert.network.rules.call import Call, Refusal
+from lipcert.network.rules.call import Call
+from lipcert.network.rules.values import Refusal
 from lipcert.network.slopes import Slope
 from lipcert.rounding import UNIT_ROUNDOFF
 
@@ -24,11 +25,8 @@ _SLACK = 1e-4
 @torch.no_grad()
 def check_users_facts(call: Call, slope: Slope) -> None:
     """Refuse facts that what the call computes contradicts."""
-    if (
-        call.dtype not in UNIT_ROUNDOFF
-        or prod(call.inputs[0].shape) == 0
-        or 0 in call.out_shape
-    ):
+    empty = prod(call.inputs[0].shape) == 0 or 0 in call.out_shape
+    if call.dtype not in UNIT_ROUNDOFF or empty:
         return
     if slope.elementwise:
         if slope.curvature is not None:
@@ -58,23 +56,7 @@ def _noise(call: Call, slope: Slope, size: Tensor) -> Tensor:
 
 def _check_curvature(call: Call, slope: Slope, curvature: float) -> None:
     """Slopes of two chords side by side differ by at most curvature times half their length, unless a kink is near."""
-    generator = torch.Generator().manual_seed(17)
-    # Half of the points are where activations bend, the others are of all magnitudes
-    # from 1e-4 to 1e4.
-    shape = (_rows(call), *call.inputs[0].shape)
-    moderate = torch.rand(shape, generator=generator, dtype=torch.float64) < 0.5
-    scale = torch.where(
-        moderate,
-        3.0,
-        10.0 ** (8 * torch.rand(shape, generator=generator, dtype=torch.float64) - 4),
-    )
-    middle = scale * torch.randn(shape, generator=generator, dtype=torch.float64)
-    reach = scale * 10.0 ** (
-        -3 * torch.rand(shape, generator=generator, dtype=torch.float64)
-    )
-    # Low, middle and high, as they are rounded: chords are measured between the numbers
-    # that the call sees.
-    inputs = [_typed(call, middle + side * reach) for side in (-1, 0, 1)]
+    inputs = _chords(call)
     values = [call.run([x]).double() for x in inputs]
     low, middle, high = (x.double().expand(values[0].shape) for x in inputs)
     left, right = middle - low, high - middle
@@ -94,17 +76,31 @@ def _check_curvature(call: Call, slope: Slope, curvature: float) -> None:
         looked_at &= (high + margin < place) | (place < low - margin)
     excess = torch.where(looked_at, excess, -1.0)
     if bool((excess > 0).any()):
-        worst = int(
-            (excess / (left * right * (left + right)).clamp(min=1e-300)).argmax()
-        )
+        spans = left * right * (left + right)
+        worst = int((excess / spans.clamp(min=1e-300)).argmax())
         ends = (float(low.flatten()[worst]), float(high.flatten()[worst]))
-        found = (
-            2 * bend.flatten()[worst] / (left * right * (left + right)).flatten()[worst]
-        )
+        found = 2 * bend.flatten()[worst] / spans.flatten()[worst]
         raise Refusal(
             f"its rule says curvature={curvature:g}, but its slope changes {float(found):.3g} times as much as its "
             f"input between {ends[0]:.6g} and {ends[1]:.6g}, where the rule names no kink"
         )
+
+
+def _chords(call: Call) -> list[Tensor]:
+    """Low, middle and high, as they are rounded: chords are measured between the numbers that the call sees."""
+    generator = torch.Generator().manual_seed(17)
+    shape = (_rows(call), *call.inputs[0].shape)
+
+    def uniform() -> Tensor:
+        return torch.rand(shape, generator=generator, dtype=torch.float64)
+
+    # Half of the points are where activations bend, the others are of all magnitudes
+    # from 1e-4 to 1e4.
+    moderate = uniform() < 0.5
+    scale = torch.where(moderate, 3.0, 10.0 ** (8 * uniform() - 4))
+    middle = scale * torch.randn(shape, generator=generator, dtype=torch.float64)
+    reach = scale * 10.0 ** (-3 * uniform())
+    return [_typed(call, middle + side * reach) for side in (-1, 0, 1)]
 
 
 def _check_monotone(call: Call, slope: Slope) -> None:
@@ -113,21 +109,17 @@ def _check_monotone(call: Call, slope: Slope) -> None:
     shape = (max(_FEWEST, _rows(call) // len(_SCALES)), *call.inputs[0].shape)
     for scale in _SCALES:
         x = scale * torch.randn(shape, generator=generator)
-        share = torch.rand(
-            (shape[0], *(1,) * (len(shape) - 1)), generator=generator
-        )  # some rows: few entries grow
+        # In some rows few entries grow.
+        one_each = (shape[0], *(1,) * (len(shape) - 1))
+        share = torch.rand(one_each, generator=generator)
         grows = torch.rand(shape, generator=generator) < share
         # x ≤ more, entry by entry.
-        x, more = (
-            _typed(call, x),
-            _typed(call, x + grows * scale * torch.rand(shape, generator=generator)),
-        )
+        more = x + grows * scale * torch.rand(shape, generator=generator)
+        x, more = _typed(call, x), _typed(call, more)
         before, after = call.run([x]).double(), call.run([more]).double()
         fall = before - after
-        size = (
-            torch.maximum(before.abs(), after.abs()).max()
-            + float(slope.lipschitz()) * more.double().abs().max()
-        )
+        size = torch.maximum(before.abs(), after.abs()).max()
+        size = size + float(slope.lipschitz()) * more.double().abs().max()
         if bool((fall > _noise(call, slope, size)).any()):
             worst = int(fall.argmax())
             values = (float(before.flatten()[worst]), float(after.flatten()[worst]))
@@ -142,9 +134,9 @@ def _check_extremum(call: Call, sign: int) -> None:
     generator = torch.Generator().manual_seed(23)
     size, rows = prod(call.inputs[0].shape), min(_rows(call), 256)
     told = f"its rule says extremum={sign}"
-    order = torch.stack(
-        [torch.randperm(size, generator=generator) for _ in range(rows)]
-    )  # no two entries are equal
+    # No two entries are equal.
+    orders = [torch.randperm(size, generator=generator) for _ in range(rows)]
+    order = torch.stack(orders)
     # A permutation of −size//2, …: distinct integers, exact in float32, which tell from
     # where a result was taken.
     x = _typed(call, (order - size // 2).reshape(rows, *call.inputs[0].shape))
@@ -158,9 +150,16 @@ def _check_extremum(call: Call, sign: int) -> None:
             f"{told}, but an entry of its result, {float(wrong[0]):.6g}, is no entry of its input"
         )
     decides = order.argsort(1).gather(1, places)  # which entries of the input these are
+    _check_owners(order - size // 2, decides, results, sign, told)
+
+
+def _check_owners(
+    inputs: Tensor, decides: Tensor, results: Tensor, sign: int, told: str
+) -> None:
+    """An entry of the input, (rows, size), decides one result at most, (rows, results), and never exceeds it."""
     # owner[e] is a result that entry e has decided, in any of the rows; −1 if it never
     # has.
-    owner = torch.full((size,), -1)
+    owner = torch.full((inputs.shape[1],), -1)
     results_of = torch.arange(results.shape[1]).expand_as(decides)
     owner[decides.flatten()] = results_of.flatten()
     if bool((owner[decides] != results_of).any()):
@@ -171,7 +170,7 @@ def _check_extremum(call: Call, sign: int) -> None:
     # Whatever decides a result in one row belongs to its set, so that in no other row
     # may it exceed that result.
     owned = (owner >= 0).nonzero().flatten()
-    own = (order - size // 2).double()[:, owned]
+    own = inputs.double()[:, owned]
     beyond = sign * (own - results[:, owner[owned]])
     if bool((beyond > 0).any()):
         row, column = (int(i) for i in (beyond > 0).nonzero()[0])
@@ -184,12 +183,8 @@ def _check_extremum(call: Call, sign: int) -> None:
 def _check_group(call: Call, slope: Slope) -> None:
     """Entries of a group of channels stay the same if others change."""
     shape, group = call.inputs[0].shape, slope.group
-    if (
-        not shape
-        or not call.out_shape
-        or shape[0] != call.out_shape[0]
-        or shape[0] % group
-    ):
+    same = shape and call.out_shape and shape[0] == call.out_shape[0]
+    if not same or shape[0] % group:
         raise Refusal(
             f"its rule says group={group}, but its input has the shape {shape} and its result {call.out_shape}, "
             f"expected as many channels in both, in groups of {group}; leave group= out"
@@ -199,22 +194,14 @@ def _check_group(call: Call, slope: Slope) -> None:
     for scale in _SCALES:
         x = scale * torch.randn(rows, *shape, generator=generator)
         # One draw per group, for all its channels: 0 1 → 0 0 1 1 for pairs.
-        kept = (
-            torch.rand(rows, shape[0] // group, generator=generator) < 0.5
-        ).repeat_interleave(group, 1)
+        draws = torch.rand(rows, shape[0] // group, generator=generator)
+        kept = (draws < 0.5).repeat_interleave(group, 1)
         mask = kept.reshape(rows, shape[0], *(1,) * (len(shape) - 1))
-        other = torch.where(
-            mask, x, scale * torch.randn(rows, *shape, generator=generator)
-        )
-        first, second = (
-            call.run([_typed(call, x)]).double(),
-            call.run([_typed(call, other)]).double(),
-        )
-        still = (
-            kept.to(first.device)
-            .reshape(rows, shape[0], *(1,) * (first.dim() - 2))
-            .expand_as(first)
-        )
+        others = scale * torch.randn(rows, *shape, generator=generator)
+        inputs = x, torch.where(mask, x, others)
+        first, second = (call.run([_typed(call, t)]).double() for t in inputs)
+        still = kept.reshape(rows, shape[0], *(1,) * (first.dim() - 2))
+        still = still.to(first.device).expand_as(first)
         change = torch.where(still, (first - second).abs(), 0.0)
         size = first.abs().max() + float(slope.lipschitz()) * scale
         if bool((change > _noise(call, slope, size)).any()):

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from lipcert.network.kinds import is_torchs
 from lipcert.network.linear import Function, LinearOp
-from lipcert.network.rule_trials import check_secants
-from lipcert.network.rules.call import Call, Refusal
+from lipcert.network.rules.call import Call
 from lipcert.network.rules.registry import find_rule, operator_name
+from lipcert.network.rules.values import Refusal
+from lipcert.network.slope_trials import check_secants
 from lipcert.network.slopes import Slope
 from lipcert.rounding import UNIT_ROUNDOFF
 

@@ -89,19 +89,31 @@ def bound_norms(
     # calls, so they follow one plan.
     plan = of_first(make_plan(network, pairs, last, options, guide))
     expected = forecast(network, plan, options, process_count())
-    work = Work(
-        f"norms ({expected})" if expected else "norms",
-        plan.total / process_count(),
-        progress,
-    )
+    what = f"norms ({expected})" if expected else "norms"
+    work = Work(what, plan.total / process_count(), progress)
     proofs = _prove(network, plan, options, work, kept)
     ritz = _iterate(network, plan, options, work, kept)
     work.part(0.0)(1.0)
+    bounds, errors = _with_errors(network, proofs, ritz)
+    lower = {pair: evidence.value for pair, evidence in ritz.items()}
+    lower |= {pair: bounds[pair] for pair in proofs}
+    if guide is not None:
+        left = [pair for pair in pairs if pair not in bounds]
+        bounds |= _products(bounds, left, guide, last)
+    # The union bound: each of the iterated norms may fail with its part of this
+    # probability (see `make_plan`).
+    probability = options.failure_probability if ritz else 0.0
+    return CertifiedNorms(bounds, lower, errors, probability, set(ritz))
+
+
+def _with_errors(
+    network: Network, proofs: Mapping[Pair, Proof], ritz: Mapping[Pair, Ritz]
+) -> tuple[dict[Pair, float], ProductErrors]:
+    """Bounds on the norms of the exact maps, and those on the rounding of products that they rest on."""
     errors = ProductErrors(network)
-    bounds, lower = {}, {}
-    for j, i in sorted(
-        [*proofs, *ritz], key=lambda pair: pair[0] - pair[1]
-    ):  # errors of long pairs rest on short ones
+    bounds = {}
+    # Errors of long pairs rest on short ones.
+    for j, i in sorted([*proofs, *ritz], key=lambda pair: pair[0] - pair[1]):
         evidence = proofs.get((j, i)) or ritz[j, i]
         bounds[j, i] = min(evidence.upper(errors.error((j, i))), errors.product((j, i)))
         if not bounds[j, i] < inf:
@@ -109,16 +121,8 @@ def bound_norms(
                 f"the norm between sites {i} and {j} cannot be bounded: its rounding errors are too large; "
                 "the weights differ too much in magnitude"
             )
-        lower[j, i] = bounds[j, i] if (j, i) in proofs else ritz[j, i].value
         errors.know((j, i), bounds[j, i])
-    if guide is not None:
-        bounds |= _products(
-            bounds, [pair for pair in pairs if pair not in bounds], guide, last
-        )
-    # The union bound: each of the iterated norms may fail with its part of this
-    # probability (see `make_plan`).
-    probability = options.failure_probability if ritz else 0.0
-    return CertifiedNorms(bounds, lower, errors, probability, set(ritz))
+    return bounds, errors
 
 
 def _products(
@@ -149,18 +153,16 @@ def _prove(
     # Maps that share a side share the rows of the identity that travel from it: a side
     # is not divided among processes.
     sides = gram.gram_plan(network, left)
-    shares = {
-        side: sum(plan.work[pair] for pair in members)
-        for side, members in sides.items()
-    }
+    shares = {}
+    for side, members in sides.items():
+        shares[side] = sum(plan.work[pair] for pair in members)
     for side in own_share(shares):
         sizes = {pair: gram.memory_of(network, pair) for pair in sides[side]}
         for chunk in _chunks(sizes, options.memory):
             report = work.part(sum(plan.work[pair] for pair in chunk))
             # The matrices take the memory; rows on their way get a quarter on top.
-            matrices = gram.dense_rows(
-                network, side, chunk, no_report, options.memory // 4
-            )
+            room = options.memory // 4
+            matrices = gram.dense_rows(network, side, chunk, no_report, room)
             made = {}
             for done, pair in enumerate(chunk, start=1):
                 # Let go of each matrix before the next Gram matrix is formed.

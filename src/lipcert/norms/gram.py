@@ -48,10 +48,8 @@ def bound_largest_eigenvalue(gram: np.ndarray) -> float:
         if info == 0:
             # trace(θI − G) ≤ nθ + trace, to which Rump's constant belongs; the last
             # term is the rounding of θ − G_ii.
-            allowance = (
-                gamma(n + 2) / (1 - gamma(n + 2)) * (n * theta + trace)
-                + 2 * np.finfo(float).eps * theta
-            )
+            allowance = gamma(n + 2) / (1 - gamma(n + 2)) * (n * theta + trace)
+            allowance += 2 * np.finfo(float).eps * theta
             return round_up(theta + allowance, 8)
         margin *= 10
 
@@ -62,11 +60,10 @@ def _largest_eigenvalue(gram: np.ndarray) -> float:
     # From a fixed start, so that θ does not depend on chance.
     start = np.random.default_rng(0).standard_normal(gram.shape[0])
     try:
-        return float(
-            eigsh(
-                gram, k=1, which="LA", v0=start, tol=1e-10, return_eigenvectors=False
-            )[0]
+        found = eigsh(
+            gram, k=1, which="LA", v0=start, tol=1e-10, return_eigenvectors=False
         )
+        return float(found[0])
     except ArpackNoConvergence:
         return float(np.linalg.eigvalsh(gram)[-1])
 
@@ -84,9 +81,8 @@ def bound_spectral_norm(rows: np.ndarray) -> float:
     # |Ĝ − RRᵀ| ≤ γ_n|R||R|ᵀ, whose norm is at most γ_n·‖R‖_F². The trace, ‖R‖_F², is
     # itself rounded: hence twice.
     frobenius = float(gram.diagonal().sum())
-    return round_up(
-        sqrt(bound_largest_eigenvalue(gram) + 2 * gamma(n + 2) * frobenius), 8
-    )
+    square = bound_largest_eigenvalue(gram) + 2 * gamma(n + 2) * frobenius
+    return round_up(sqrt(square), 8)
 
 
 def bound_matrix_norm(matrix: np.ndarray) -> float:
@@ -102,10 +98,8 @@ def provable(
     """Pairs whose smaller side is within the limit and whose matrix fits into the memory."""
     small = []
     for j, i in pairs:
-        if (
-            min(network.in_size(j), network.out_size(i)) <= limit
-            and memory_of(network, (j, i)) <= memory
-        ):
+        smaller = min(network.in_size(j), network.out_size(i))
+        if smaller <= limit and memory_of(network, (j, i)) <= memory:
             small.append((j, i))
     return small
 
@@ -155,27 +149,23 @@ def dense_rows(
     n = prod(shape)
     matrices = {}
     for j, i in pairs:
-        matrices[j, i] = np.zeros(
-            (n, network.out_size(i) if pulls else network.in_size(j))
-        )
+        width = network.out_size(i) if pulls else network.in_size(j)
+        matrices[j, i] = np.zeros((n, width))
     widest = max(prod(node.shape) for node in network.nodes)
     batch = max(1, min(n, min(memory, _BATCH_BYTES) // (8 * widest)))
     for first in range(0, n, batch):
         last = min(n, first + batch)
-        # Rows first … last − 1 of the identity, (last − first, *shape).
-        identity = torch.zeros(
-            last - first, n, dtype=torch.float64, device=network.device
-        )
+        count = last - first
+        # Rows first … last − 1 of the identity, (count, *shape).
+        identity = torch.zeros(count, n, dtype=torch.float64, device=network.device)
         identity[:, first:last].fill_diagonal_(1.0)
-        identity = identity.reshape(last - first, *shape)
+        identity = identity.reshape(count, *shape)
         images = network.pull(site, identity) if pulls else network.push(site, identity)
         for j, i in pairs:
             image = images[i] if pulls else images[j - 1]  # of the sites 0..n or 1..n+1
             # Where no path leads, the matrix stays zero.
             if image is not None:
-                matrices[j, i][first:last] = (
-                    image.reshape(last - first, -1).cpu().numpy()
-                )
+                matrices[j, i][first:last] = image.reshape(count, -1).cpu().numpy()
         progress(last / n)
     return matrices
 
@@ -190,8 +180,7 @@ def all_matrices(
         members = [pair for pair in pairs if pair[1] == i]
         if members:
             report = partial(progress, f"matrices {i + 1}/{last}")
-            for pair, transposed in dense_rows(
-                network, ("push", i), members, report
-            ).items():
+            found = dense_rows(network, ("push", i), members, report)
+            for pair, transposed in found.items():
                 maps[pair] = transposed.T
     return maps

@@ -93,13 +93,7 @@ class Process:
         rest = scaled - self._alpha[-1] * known[step]
         if step > 0:
             rest = rest - self._beta[-1] * known[step - 1]
-        # Rounding lets q_{k+1} drift towards eigenvectors that have converged, and
-        # their Ritz values would come up twice: many steps would say what few did.
-        w = rest - known.T @ (known @ rest)
-        norm = float(torch.linalg.vector_norm(w))
-        if norm < 0.7 * float(torch.linalg.vector_norm(rest)):
-            w = w - known.T @ (known @ w)
-            norm = float(torch.linalg.vector_norm(w))
+        w, norm = _orthogonalised(rest, known)
         self._lost.append(self._loss(scaled, rest, w, norm))
         exhausted = norm <= _RESOLUTION * max(*self._alpha, *self._beta, 0.0)
         self._beta.append(norm)
@@ -140,10 +134,22 @@ class Process:
     def ritz_values(self) -> Array:
         """θ_1 ≤ … ≤ θ_k, the eigenvalues of T, in units."""
         # The last β leads out of the basis and is no entry of T.
-        values: Array = eigh_tridiagonal(
-            np.array(self._alpha), np.array(self._beta[:-1]), eigvals_only=True
-        )
+        alpha, beta = np.array(self._alpha), np.array(self._beta[:-1])
+        values: Array = eigh_tridiagonal(alpha, beta, eigvals_only=True)
         return values
+
+
+def _orthogonalised(w: Tensor, known: Tensor) -> tuple[Tensor, float]:
+    """What is left of w beside the rows of `known`, which it should be orthogonal to already, and its norm."""
+    before = float(torch.linalg.vector_norm(w))
+    # Rounding lets q_{k+1} drift towards eigenvectors that have converged, and their
+    # Ritz values would come up twice: many steps would say what few did.
+    w = w - known.T @ (known @ w)
+    norm = float(torch.linalg.vector_norm(w))
+    if norm < 0.7 * before:
+        w = w - known.T @ (known @ w)
+        norm = float(torch.linalg.vector_norm(w))
+    return w, norm
 
 
 @torch.no_grad()
@@ -158,9 +164,8 @@ def run_lanczos(
     processes: dict[Pair, Process] = {}
     for pair, (_, shape) in _smaller_sides(network, steps).items():
         start = _random_vector(prod(shape), (*seed, *pair)).to(network.device)
-        processes[pair] = Process(
-            start.reshape(1, *shape), min(steps[pair], prod(shape))
-        )
+        most = min(steps[pair], prod(shape))
+        processes[pair] = Process(start.reshape(1, *shape), most)
     work = sum(process.left() for process in processes.values())
     batch = _Batch(network, list(steps))
     while batch.pairs:
@@ -170,18 +175,13 @@ def run_lanczos(
             # Chance is in the start alone, and one event, |⟨u, b⟩| ≤ τ, is all that can
             # fail, after however many steps: to look at the bound and then stop does
             # not make it less certain.
-            if (
-                not process.done
-                and process.steps % _LOOKS == 0
-                and enough(pair, process)
-            ):
+            looks = not process.done and process.steps % _LOOKS == 0
+            if looks and enough(pair, process):
                 process.done = True
         # A new schedule costs a little: pairs that are done travel along until they are
         # more than a fifth.
         active = [pair for pair in batch.pairs if not processes[pair].done]
-        if len(active) < _DROPPED * len(
-            batch.pairs
-        ):  # those that are done no longer travel
+        if len(active) < _DROPPED * len(batch.pairs):
             batch = _Batch(network, active)
         progress(1 - sum(process.left() for process in processes.values()) / work)
     return processes
@@ -193,9 +193,8 @@ def _random_vector(n: int, key: tuple[int, ...]) -> Tensor:
     state = np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> np.uint64(1)
     # Normally distributed entries have a direction that is uniform on the sphere, as
     # the theorem asks.
-    return torch.randn(
-        n, generator=torch.Generator().manual_seed(int(state)), dtype=torch.float64
-    )
+    generator = torch.Generator().manual_seed(int(state))
+    return torch.randn(n, generator=generator, dtype=torch.float64)
 
 
 def _smaller_sides(
@@ -220,24 +219,17 @@ class _Batch:
         # BᵀB and BBᵀ have the same largest eigenvalue; the smaller one has shorter
         # vectors, and a smaller √n.
         sides = _smaller_sides(network, pairs)
-        self._from_start = Sweep(
-            network, last, only={pair for pair in pairs if sides[pair][0]}
-        )
-        self._from_end = Sweep(
-            network, last, only={pair for pair in pairs if not sides[pair][0]}
-        )
+        from_start = {pair for pair in pairs if sides[pair][0]}
+        self._from_start = Sweep(network, last, only=from_start)
+        self._from_end = Sweep(network, last, only=set(pairs) - from_start)
 
     def advance(self, processes: Mapping[Pair, Process]) -> None:
         """One step of all pairs."""
         start, end = self._from_start, self._from_end
-        _advance(
-            processes,
-            start.starts,
-            start.adjoint(start.forward(_vectors(processes, start.starts))),
-        )
-        _advance(
-            processes, end.ends, end.forward(end.adjoint(_vectors(processes, end.ends)))
-        )
+        images = start.forward(_vectors(processes, start.starts))
+        _advance(processes, start.starts, start.adjoint(images))
+        images = end.adjoint(_vectors(processes, end.ends))
+        _advance(processes, end.ends, end.forward(images))
 
 
 def _vectors(

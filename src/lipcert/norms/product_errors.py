@@ -57,9 +57,8 @@ def _dense_magnitude_norm(op: LinearOp, like: Tensor) -> float:
     with torch.no_grad():
         matrix = op.as_matrix(like).abs()
     # ‖M‖₂² ≤ ‖M‖₁·‖M‖_∞: the largest sums of columns and of rows.
-    return round_up(
-        sqrt(float(matrix.sum(0).max()) * float(matrix.sum(1).max())), sum(matrix.shape)
-    )
+    largest = float(matrix.sum(0).max()), float(matrix.sum(1).max())
+    return round_up(sqrt(largest[0] * largest[1]), sum(matrix.shape))
 
 
 class ProductErrors:
@@ -76,9 +75,8 @@ class ProductErrors:
         self.known: dict[Pair, float] = {}
         self._errors: dict[Pair, float] = {}  # of the same pairs
         like = torch.zeros((), dtype=network.dtype, device=network.device)
-        self._edges: list[
-            list[tuple[int, float]]
-        ] = []  # of every node: the sources and ‖|A|‖ of its edges
+        # Of every node: the sources and ‖|A|‖ of its edges.
+        self._edges: list[list[tuple[int, float]]] = []
         self._readers: Counter[int] = Counter()
         for node in network.nodes:
             edges = []
@@ -86,14 +84,11 @@ class ProductErrors:
                 edges.append((edge.source, magnitude_norm(edge.op, like)))
                 self._readers[edge.source] += 1
             self._edges.append(edges)
-        self._fan_out = max(
-            self._readers.values(), default=0
-        )  # additions at a node of an adjoint product
+        # Additions at a node of an adjoint product.
+        self._fan_out = max(self._readers.values(), default=0)
         self._roundoff = [self._node_roundoff(node) for node in network.nodes]
-        self._leaving, self._arriving = (
-            _scaled_outputs(network, self._readers),
-            _scaled_inputs(network),
-        )
+        self._leaving = _scaled_outputs(network, self._readers)
+        self._arriving = _scaled_inputs(network)
 
     def copy(self) -> ProductErrors:
         """The same, to be told of other pairs."""
@@ -107,13 +102,10 @@ class ProductErrors:
         other.network = network
         last = network.depth + 1
         # Norms of maps to the former output say nothing about those to the new one.
-        other.known = {
-            pair: norm for pair, norm in self.known.items() if pair[0] != last
-        }
-        other._leaving, other._arriving = (
-            _scaled_outputs(network, self._readers),
-            _scaled_inputs(network),
-        )
+        kept = [pair for pair in self.known if pair[0] != last]
+        other.known = {pair: self.known[pair] for pair in kept}
+        other._leaving = _scaled_outputs(network, self._readers)
+        other._arriving = _scaled_inputs(network)
         return other
 
     def know(self, pair: Pair, norm: float) -> None:
@@ -136,18 +128,16 @@ class ProductErrors:
             # on to site j.
             if onward > 0.0:
                 total += self._roundoff[v] * self._norm_into(v, reach) * onward
-        return (
-            total * (1 + 1e-6)
-        )  # the relative errors of products within a stage, and the rounding of this sum
+        # The relative errors of products within a stage, and the rounding of this sum.
+        return total * (1 + 1e-6)
 
     def product(self, pair: Pair) -> float:
         """A bound on ‖B_ji‖ from products of ‖|A|‖: as good as any where a map only moves and scales entries."""
         j, i = pair
         end = self.network.sites[j].source
         reach = self._norms_from(i, range(self.network.sites[i].output, end + 1))
-        return reach.get(end, 0.0) * (
-            1 + 1e-9
-        )  # for the rounding of the products and sums
+        # For the rounding of the products and sums.
+        return reach.get(end, 0.0) * (1 + 1e-9)
 
     def _node_roundoff(self, node: Node) -> float:
         """γ for what is summed at a node, in products with the map or its transpose."""
@@ -215,11 +205,8 @@ def _scaled_outputs(
     for v, node in enumerate(network.nodes):
         for edge in node.edges:
             # B_jk = M·S, so M = B_jk·S⁻¹, and ‖M‖ ≤ ‖B_jk‖·‖S⁻¹‖.
-            if (
-                isinstance(edge.op, Scale)
-                and readers[edge.source] == 1
-                and edge.source not in ends
-            ):
+            read_once = readers[edge.source] == 1 and edge.source not in ends
+            if isinstance(edge.op, Scale) and read_once:
                 inverse = _inverse_norm(edge.op)
                 for k, factor in scaled.get(edge.source, []):
                     scaled.setdefault(v, []).append((k, round_up(factor * inverse)))

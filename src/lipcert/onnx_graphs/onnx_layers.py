@@ -59,12 +59,18 @@ def _activation(node: OnnxNode) -> Tensor:
     raise RefusalError("none of its inputs depends on the input of the network")
 
 
-@operator("Conv")
-def convolution(node: OnnxNode) -> Step:
+def _kernel(node: OnnxNode) -> tuple[Tensor, int]:
+    """The weights of a convolution, and how many spatial axes it has."""
     weight = node.needed(1)
     rank = weight.dim() - 2
     if rank not in _CONVOLUTIONS:
         raise RefusalError(f"it has {rank} spatial axes, expected 1 to 3")
+    return weight, rank
+
+
+@operator("Conv")
+def convolution(node: OnnxNode) -> Step:
+    weight, rank = _kernel(node)
     shape = window(node, list(weight.shape[2:]))
     tensors = {"weight": weight, "bias": node.tensor(2)}
     options: dict[str, Any] = {
@@ -92,10 +98,7 @@ def _cropped(
 
 @operator("ConvTranspose")
 def transposed_convolution(node: OnnxNode) -> Step:
-    weight = node.needed(1)
-    rank = weight.dim() - 2
-    if rank not in _TRANSPOSED:
-        raise RefusalError(f"it has {rank} spatial axes, expected 1 to 3")
+    weight, rank = _kernel(node)
     extra = list(node.attribute("output_padding", [0] * rank))
     shape = window(node, list(weight.shape[2:]), transposed=extra)
     options: dict[str, Any] = {

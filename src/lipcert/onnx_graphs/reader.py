@@ -70,19 +70,9 @@ class _File:
 
 def _read(path: Path) -> _File:
     onnx: Any = needed("onnx")
-    if not path.is_file():
-        raise ModelError(f"{path} does not exist")
-    try:
-        model = onnx.load(str(path))
-    except Exception as error:  # of protobuf, of the checker, of external data
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ModelError(
-            f"{path} is not a valid ONNX file, or is damaged ({reason})"
-        ) from None
-    graph = model.graph
-    constants = {
-        tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer
-    }
+    model = _loaded(onnx, path)
+    graph, to_array = model.graph, onnx.numpy_helper.to_array
+    constants = {tensor.name: to_array(tensor) for tensor in graph.initializer}
     # Files of old versions list their weights among the inputs.
     inputs = [value for value in graph.input if value.name not in constants]
     if len(inputs) != 1:
@@ -99,27 +89,26 @@ def _read(path: Path) -> _File:
     # 0 stands for a size that has a name only, such as "batch".
     sizes = [dimension.dim_value for dimension in kind.shape.dim]
     if len(sizes) < 2 or 0 in sizes[1:]:
-        listed = tuple(
-            dimension.dim_value or dimension.dim_param or "?"
-            for dimension in kind.shape.dim
-        )
+        listed = tuple(d.dim_value or d.dim_param or "?" for d in kind.shape.dim)
         raise ModelError(
             f"{path} takes inputs of shape {listed}, expected known sizes after the batch axis"
         )
-    opset = max(
-        entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")
-    )
-    name, shape = inputs[0].name, tuple(sizes[1:])
-    return _File(
-        path,
-        graph,
-        opset,
-        constants,
-        name,
-        shape,
-        sizes[0] or None,
-        _DTYPES[kind.elem_type],
-    )
+    own = [entry for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
+    opset = max(entry.version for entry in own)
+    name, shape, dtype = inputs[0].name, tuple(sizes[1:]), _DTYPES[kind.elem_type]
+    return _File(path, graph, opset, constants, name, shape, sizes[0] or None, dtype)
+
+
+def _loaded(onnx: Any, path: Path) -> Any:
+    if not path.is_file():
+        raise ModelError(f"{path} does not exist")
+    try:
+        return onnx.load(str(path))
+    except Exception as error:  # of protobuf, of the checker, of external data
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ModelError(
+            f"{path} is not a valid ONNX file, or is damaged ({reason})"
+        ) from None
 
 
 def _chosen_output(file: _File, output: str | None) -> str:
@@ -127,9 +116,9 @@ def _chosen_output(file: _File, output: str | None) -> str:
     if output is None and len(names) == 1:
         return names[0]
     if output is None or output not in names:
-        given = (
-            "none was chosen" if output is None else f"{output!r} is not one of them"
-        )
+        given = "none was chosen"
+        if output is not None:
+            given = f"{output!r} is not one of them"
         raise ModelError(
             f"{file.path} has the outputs {', '.join(names)}, {given}; use load_onnx(…, output=…)"
         )

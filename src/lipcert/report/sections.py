@@ -16,7 +16,7 @@ from lipcert.report.origin import origins
 from lipcert.report.side_by_side import compare
 from lipcert.report.slider import FRAME, Slider, run_colours
 from lipcert.runs import RunFolder
-from lipcert.runs.folder import Picture
+from lipcert.runs.folder_parts import Picture
 
 Content = Mapping[str, Any]
 _GROUPS = {

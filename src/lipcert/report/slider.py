@@ -54,49 +54,45 @@ class Slider:
 def slider(runs: Sequence[RunFolder]) -> Slider:
     """The chart of some runs: certified accuracy of each, and what the attacks have left standing."""
     scale = _Scale(_end(runs))
-    colours = run_colours(runs)
     curves, series, clean = [], [], []
-    for run, colour in zip(runs, colours, strict=True):
+    for run, colour in zip(runs, run_colours(runs), strict=True):
         numbers = _sorted_distances(run)
         # Certified at ε: of all inputs, the correct ones whose radius is not yet
         # passed.
-        certified = _survival(
-            numbers.radii, len(run.certificates), len(numbers.radii), scale
-        )
-        curves.append(
-            Curve(
-                "certified",
-                colour,
-                _path(certified),
-                _points(run, run.certified_at, scale),
-            )
-        )
+        count, correct = len(run.certificates), len(numbers.radii)
+        certified = _survival(numbers.radii, count, correct, scale)
+        points = _points(run, run.certified_at, scale)
+        curves.append(Curve("certified", colour, _path(certified), points))
         if numbers.attacked:
-            standing = _survival(
-                numbers.distances, numbers.attacked, numbers.survivors, scale
-            )
+            attacked, survivors = numbers.attacked, numbers.survivors
+            standing = _survival(numbers.distances, attacked, survivors, scale)
+            points = _points(run, run.attacked_at, scale)
             # One run: colours tell certified from attacked. Several: they tell the runs
             # apart.
             shade = MEANING["attacked"] if len(runs) == 1 else colour
-            curves.append(
-                Curve(
-                    "attacked",
-                    shade,
-                    _path(standing),
-                    _points(run, run.attacked_at, scale),
-                )
-            )
-        series.append(numbers.as_dict(len(run.certificates)))
+            curves.append(Curve("attacked", shade, _path(standing), points))
+        series.append(numbers.as_dict(count))
         clean.append((scale.y(run.clean), colour))
     area = ""
     # There along one curve, back along the other: what is neither certified nor
     # refuted.
     if len(runs) == 1 and len(curves) == 2:
         area = _path([*certified, *reversed(standing)]) + "Z"
-    numbers_for_page = {
+    x_ticks = [(scale.x(value), f"{value:g}") for value in _ticks(scale.end)]
+    y_ticks = [(scale.y(share / 100), f"{share}") for share in range(0, 101, 20)]
+    start = runs[0].summary.epsilons[0]
+    page_numbers = _page_numbers(series, scale.end, start)
+    return Slider(curves, area, clean, x_ticks, y_ticks, page_numbers)
+
+
+def _page_numbers(
+    series: list[dict[str, Any]], end: float, start: float
+) -> dict[str, Any]:
+    """What the page needs to count and to draw where the reader moves ε."""
+    return {
         "runs": series,
-        "end": scale.end,
-        "start": runs[0].summary.epsilons[0],
+        "end": end,
+        "start": start,
         # As in `attacks.fooled`: PGD ends on the sphere, up to rounding, and the page
         # has to count alike.
         "slack": 1 + ON_SPHERE,
@@ -105,9 +101,6 @@ def slider(runs: Sequence[RunFolder]) -> Slider:
         "top": TOP,
         "bottom": HEIGHT - BOTTOM,
     }
-    x_ticks = [(scale.x(value), f"{value:g}") for value in _ticks(scale.end)]
-    y_ticks = [(scale.y(share / 100), f"{share}") for share in range(0, 101, 20)]
-    return Slider(curves, area, clean, x_ticks, y_ticks, numbers_for_page)
 
 
 def run_colours(runs: Sequence[RunFolder]) -> list[str]:
@@ -145,15 +138,15 @@ class _SortedDistances:
     attacked_radii: NDArray[np.float64]
 
     def as_dict(self, count: int) -> dict[str, Any]:
+        # Of all inputs they are the radii that are there already.
+        attacked_radii = self.attacked_radii if self.attacked < count else np.empty(0)
         return {
             "radii": self.radii.tolist(),
             "count": count,
             "distances": self.distances.tolist(),
             "survivors": self.survivors,
             "attacked": self.attacked,
-            "attacked_radii": self.attacked_radii.tolist()
-            if self.attacked < count
-            else [],
+            "attacked_radii": attacked_radii.tolist(),
         }
 
 
@@ -171,9 +164,8 @@ def _sorted_distances(run: RunFolder) -> _SortedDistances:
 
 def _sorted_radii(certificates: Certificates) -> NDArray[np.float64]:
     """Of correct predictions."""
-    return np.sort(
-        np.minimum(certificates.radius[certificates.correct].numpy(), _LARGEST)
-    )
+    radii = certificates.radius[certificates.correct].numpy()
+    return np.sort(np.minimum(radii, _LARGEST))
 
 
 def _points(
@@ -211,10 +203,8 @@ def _survival(
     # Across to the step, then down by all that fall in the same tenth of a pixel.
     for place, fallen in zip(*np.unique(x, return_counts=True), strict=True):
         start -= int(fallen)
-        points += [
-            (float(place), points[-1][1]),
-            (float(place), scale.y(start / count)),
-        ]
+        points.append((float(place), points[-1][1]))
+        points.append((float(place), scale.y(start / count)))
     return [*points, (float(WIDTH - RIGHT), points[-1][1])]
 
 
@@ -225,7 +215,6 @@ def _path(points: Sequence[tuple[float, float]]) -> str:
 def _ticks(end: float) -> list[float]:
     from matplotlib.ticker import MaxNLocator
 
-    proposed = MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]).tick_values(
-        0, end
-    )  # some of them beyond the axis
+    # Some of them are beyond the axis.
+    proposed = MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]).tick_values(0, end)
     return [float(value) for value in proposed if 0 <= value <= end]

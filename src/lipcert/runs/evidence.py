@@ -13,12 +13,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from lipcert.attacks import check_certificates, cross_check, fooled, minimum_norm, take
+from lipcert.attacks import check_certificates, cross_check, fooled, minimum_norm
 from lipcert.bounds.bound import Bound
 from lipcert.bounds.compute import bound_network
 from lipcert.bounds.methods import find_method
 from lipcert.bounds.targets import find_target
 from lipcert.certificate import Certificates
+from lipcert.certificate.certificates import take
 from lipcert.data import Split
 from lipcert.errors import DataError
 from lipcert.files import replace_file, write_json

@@ -68,15 +68,9 @@ def certify_together(
         certified = time.perf_counter()
         local = local_seconds = None
         if task.local_norm is not None:
+            about = task.local_norm, task.epsilons, len(certificates)
             local = certify_locally(
-                loaded,
-                task.dataset,
-                bound,
-                task.local_norm,
-                task.epsilons,
-                len(certificates),
-                folder,
-                progress,
+                loaded, task.dataset, bound, *about, folder, progress
             )
             local_seconds = time.perf_counter() - certified
         write_constants(loaded, bound, folder, progress)
@@ -186,21 +180,14 @@ def _certify_test(
     path, test = folder / CERTIFICATES, task.dataset.test
     # Everything that rows depend on besides the weights: rows of another method must
     # not be continued.
-    origin = (
-        f"{task.dataset.name} {task.dataset.checksum} {loaded.execution} {task.method}"
-    )
+    data = task.dataset
+    origin = f"{data.name} {data.checksum} {loaded.execution} {task.method}"
     # Before the bound, which may take hours: a folder that cannot be continued is
     # refused at once.
     check_continues(path, fingerprint(loaded.network), origin)
-    bound = stored_bound(
-        loaded.model,
-        loaded.network,
-        folder / BOUND,
-        progress,
-        task.method,
-        task.fit,
-        earlier=loaded.earlier,
-    )
+    model, network, where = loaded.model, loaded.network, folder / BOUND
+    how = task.method, task.fit, loaded.earlier
+    bound = stored_bound(model, network, where, progress, *how)
     certificates = certify_to_csv(
         Certifier(loaded.network, bound, loaded.longest_sum),
         lambda first, last: (test.pixels(slice(first, last)), test.labels[first:last]),

@@ -8,11 +8,10 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lipcert.data import Augmentation, Dataset, batch_indices
+from lipcert.data import Dataset
 from lipcert.errors import DivergenceError, NonFiniteError
 from lipcert.layout import CHECKPOINT
 from lipcert.progress import Progress
@@ -33,6 +32,7 @@ from lipcert.training.monitor import (
 from lipcert.training.objective import Prepared, build_estimators, objective
 from lipcert.training.optimizers import build_optimizers
 from lipcert.training.schedule import learning_rate
+from lipcert.training.shared_batches import SharedBatches, seed_of
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -57,22 +57,16 @@ class Training:
         folder: Path,
         prepared: Prepared,
     ) -> None:
-        self.fabric, self.config, self.digest, self.dataset = (
-            fabric,
-            config,
-            digest,
-            dataset,
-        )
-        self.path = folder / CHECKPOINT
-        self.model = prepared.model
-        self.memory_format = prepared.memory_format
+        self.fabric, self.config, self.digest = fabric, config, digest
+        self.dataset, self.path = dataset, folder / CHECKPOINT
+        self.model, layout = prepared.model, prepared.memory_format
+        self.batches = SharedBatches(fabric, config, dataset.train, layout)
         self.estimators = build_estimators(config, prepared)
         # Learned coordinates or multipliers; empty for the methods "naive" and "liplt".
         self.scales = list(self.estimators["estimator"].parameters())
         optimizers = build_optimizers(config, self.model, self.scales)
         self.forward, *self.optimizers = fabric.setup(self.model, *optimizers)
         self.state = TrainingState(self.model, optimizers, self.estimators)
-        self.augment = Augmentation(**config.augmentation.model_dump())
         self.position = Position()
         # The first process reads, all restore: their disks may differ, their states
         # must not.
@@ -84,12 +78,8 @@ class Training:
         if checkpoint is not None:
             tensors, self.position = checkpoint
             self.state.restore(tensors, self.path)
-        self.log = MetricsLog(
-            folder,
-            self.position.epoch,
-            config.tensorboard,
-            writes=fabric.is_global_zero,
-        )
+        epoch, writes = self.position.epoch, fabric.is_global_zero
+        self.log = MetricsLog(folder, epoch, config.tensorboard, writes=writes)
         self.saved_at = time.monotonic()
 
     def run(self, progress: Progress) -> None:
@@ -100,14 +90,12 @@ class Training:
             self.save(self.position)
         for epoch in range(self.position.epoch, config.epochs):
             began = time.perf_counter()
-            batches = self.batches(epoch)
+            batches = self.batches.indices(epoch)
             steps = len(batches)
             lr = learning_rate(config.schedule, epoch, config.epochs)
-            # A checkpoint has the sums over all processes: if each went on with them,
-            # they would count several times.
-            sums = defaultdict(
-                float, self.position.sums if self.fabric.is_global_zero else {}
-            )
+            # A checkpoint has the sums over all processes: they must count only once.
+            known = self.position.sums if self.fabric.is_global_zero else {}
+            sums = defaultdict(float, known)
             first = self.position.step if epoch == self.position.epoch else 0
             self.forward.train()
             synchronise(self.fabric, self.estimators)
@@ -115,11 +103,8 @@ class Training:
                 lr = self.set_learning_rate(epoch, step, steps)
                 self.step(batches[step], epoch, step, lr, sums)
                 if step + 1 < steps:
-                    progress(
-                        "training",
-                        (epoch + (step + 1) / steps) / config.epochs,
-                        self.figures(epoch, sums),
-                    )
+                    done = (epoch + (step + 1) / steps) / config.epochs
+                    progress("training", done, self.figures(epoch, sums))
                     if self.checkpoint_is_due():
                         self.save(Position(epoch, step + 1, self.total(sums)))
             # The line first, then the checkpoint: if only the line is there, resuming
@@ -144,23 +129,19 @@ class Training:
         # For dropout: a function of where the run is, so that a resumed one draws the
         # same. Ranks begin at 1: the key (s, e, t, 0) would give the seed of (s, e, t),
         # which is that of the augmentation.
-        torch.manual_seed(_seed(self.config.seed, epoch, step, fabric.global_rank + 1))
-        x, labels, share = self.share(index, epoch, step)
+        key = (self.config.seed, epoch, step, fabric.global_rank + 1)
+        torch.manual_seed(seed_of(*key))
+        x, labels, share = self.batches.share(index, epoch, step)
         try:
             logits = self.forward(x)
             loss = objective(self.config, logits, labels, self.constants(epoch))
         except NonFiniteError as error:
             raise self.diverged(str(error), epoch, step, lr) from error
-        value, base, robust = (
-            float(term.detach()) for term in (loss.loss, loss.base, loss.robust)
-        )
+        terms = (loss.loss, loss.base, loss.robust)
+        value, base, robust = (float(term.detach()) for term in terms)
         if not isfinite(value):
-            raise self.diverged(
-                f"the loss is {value:g} (base {base:g}, robust {robust:g})",
-                epoch,
-                step,
-                lr,
-            )
+            what = f"the loss is {value:g} (base {base:g}, robust {robust:g})"
+            raise self.diverged(what, epoch, step, lr)
         # Processes average their gradients: Σ_p (share_p·n/B)·loss_p / n is the mean
         # over the global batch of B.
         fabric.backward(loss.loss * (share * fabric.world_size / len(index)))
@@ -190,45 +171,11 @@ class Training:
             optimizer.step()
             optimizer.zero_grad()
 
-    def batches(self, epoch: int) -> list[Tensor]:
-        """The indices of the global batches of an epoch."""
-        config = self.config
-        limit = config.classes_per_batch or None
-        labels = self.dataset.train.labels
-        return batch_indices(
-            labels,
-            config.batch_size,
-            seed=config.seed,
-            epoch=epoch,
-            classes_per_batch=limit,
-        )
-
-    def share(self, index: Tensor, epoch: int, step: int) -> tuple[Tensor, Tensor, int]:
-        """This process's inputs and labels of a global batch, and how many count: 0 if there are too few for all.
-
-        The whole batch is augmented before it is shared, so that every sample moves
-        alike on any number of processes.
-        """
-        generator = torch.Generator().manual_seed(_seed(self.config.seed, epoch, step))
-        images, labels = (
-            self.augment(self.dataset.train.pixels(index), generator),
-            self.dataset.train.labels[index],
-        )
-        mine = slice(self.fabric.global_rank, None, self.fabric.world_size)
-        share = len(labels[mine])
-        # Every process has to take part in the averaging, with one input whose loss has
-        # the weight 0.
-        if share == 0:
-            mine = slice(0, 1)
-        x, y = self.fabric.to_device((images[mine], labels[mine]))
-        return x.contiguous(memory_format=self.memory_format), y, share
-
     def measure(
         self, epoch: int, lr: float, sums: dict[str, float], began: float
     ) -> dict[str, Any]:
         """The figures of a finished epoch; certified accuracies are estimates and named so."""
-        config = self.config
-        count = sums["count"]
+        config, dataset, count = self.config, self.dataset, sums["count"]
         record: dict[str, Any] = {"epoch": epoch + 1, "lr": lr}
         record |= {name: sums[name] / count for name in ("loss", "base", "robust")}
         record["train_accuracy"] = sums["correct"] / count
@@ -236,49 +183,39 @@ class Training:
             record |= mean_constants(self.estimators)
             if (epoch + 1) % config.eval_every == 0 or epoch + 1 == config.epochs:
                 constants = self.estimators["estimator" if self.scales else "liplt"]
-                watched = (
-                    self.dataset.validation if config.validation else self.dataset.test
-                )
+                watched = dataset.validation if config.validation else dataset.test
                 assert watched is not None
                 record |= estimate_accuracies(
                     self.fabric, self.model, constants, watched, config.epsilons
                 )
         except NonFiniteError as error:
-            raise self.diverged(
-                str(error), epoch, len(self.batches(epoch)), lr
-            ) from error
+            steps = len(self.batches.indices(epoch))
+            raise self.diverged(str(error), epoch, steps, lr) from error
         if self.fabric.world_size > 1:
-            record["constants_spread"] = difference = spread(
-                self.fabric, self.estimators["estimator"]
-            )
+            difference = spread(self.fabric, self.estimators["estimator"])
+            record["constants_spread"] = difference
             if difference > _TOLERANCE * record["estimated_mean_liplt"]:
                 what = f"the constants of the processes differ by {difference:g}; their machines compute differently"
-                raise self.diverged(what, epoch, len(self.batches(epoch)), lr)
+                raise self.diverged(what, epoch, len(self.batches.indices(epoch)), lr)
         return record | {"seconds": time.perf_counter() - began}
 
     def checkpoint_is_due(self) -> bool:
         due = time.monotonic() - self.saved_at >= self.config.checkpoint_seconds
         if self.fabric.world_size == 1:
             return due
-        # Clocks differ. Saving waits for all processes, so that all have to decide
-        # alike.
+        # Clocks differ, and saving waits for all processes: all have to decide alike.
         return bool(self.reduce(torch.tensor(float(due)), "max"))
 
     def save(self, position: Position) -> None:
         """Replace the checkpoint, unless the weights have become infinite or NaN."""
         tensors = self.state.tensors()
-        # The last good checkpoint must not be replaced by one that nobody can go on
-        # from.
+        # Nobody could go on from it, and the last good checkpoint would be lost.
         for name, tensor in tensors.items():
             if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
                 epoch = min(position.epoch, self.config.epochs - 1)
                 lr = learning_rate(self.config.schedule, epoch, self.config.epochs)
-                raise self.diverged(
-                    f"{name} contains NaN or infinity",
-                    position.epoch,
-                    position.step,
-                    lr,
-                )
+                what = f"{name} contains NaN or infinity"
+                raise self.diverged(what, position.epoch, position.step, lr)
         if self.fabric.is_global_zero:
             write_checkpoint(self.path, tensors, position, self.digest)
         self.fabric.barrier()
@@ -289,15 +226,12 @@ class Training:
         if self.fabric.world_size == 1:
             return dict(sums)
         names = ("loss", "base", "robust", "correct", "count")
-        values = self.reduce(
-            torch.tensor([sums[name] for name in names], dtype=torch.float64), "sum"
-        )
-        return dict(zip(names, values.tolist(), strict=True))
+        own = torch.tensor([sums[name] for name in names], dtype=torch.float64)
+        return dict(zip(names, self.reduce(own, "sum").tolist(), strict=True))
 
     def reduce(self, values: Tensor, operation: str) -> Tensor:
-        result: Tensor = self.fabric.all_reduce(
-            self.fabric.to_device(values), reduce_op=operation
-        )  # type: ignore[assignment]
+        values = self.fabric.to_device(values)
+        result: Tensor = self.fabric.all_reduce(values, reduce_op=operation)  # type: ignore[assignment]
         return result
 
     def diverged(self, what: str, epoch: int, step: int, lr: float) -> DivergenceError:
@@ -313,15 +247,4 @@ class Training:
         if sums["count"]:
             words.append(f"loss {sums['loss'] / sums['count']:.3f}")
             words.append(f"train {sums['correct'] / sums['count']:.1%}")
-        last = self.log.latest("clean")
-        if last is not None:
-            words.append(f"clean {last['clean']:.1%}")
-            for epsilon, share in last["estimated_certified"].items():
-                words.append(f"est. certified@{epsilon} {share:.1%}")
-        return "  ".join(words)
-
-
-def _seed(*key: int) -> int:
-    return int(
-        np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> np.uint64(1)
-    )
+        return "  ".join([*words, *self.log.accuracies()])

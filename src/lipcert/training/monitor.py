@@ -36,13 +36,11 @@ class MetricsLog:
         self.path, self.writes = folder / METRICS, writes
         # A run that was killed behind its checkpoint trains the rest again; lines of it
         # would be there twice.
-        self.records = [
-            record for record in read_metrics(folder) if record["epoch"] <= epoch
-        ]
+        known = read_metrics(folder)
+        self.records = [record for record in known if record["epoch"] <= epoch]
         if writes:
-            write_text(
-                self.path, "".join(json.dumps(record) + "\n" for record in self.records)
-            )
+            lines = [json.dumps(record) + "\n" for record in self.records]
+            write_text(self.path, "".join(lines))
         self._board = _tensorboard(folder, epoch) if tensorboard and writes else None
 
     def append(self, record: dict[str, Any]) -> None:
@@ -56,22 +54,25 @@ class MetricsLog:
                 self._board.add_scalar(name, value, record["epoch"])
             self._board.flush()
 
-    def latest(self, name: str) -> dict[str, Any] | None:
-        """The last record that has a value of that name."""
-        return next(
-            (record for record in reversed(self.records) if name in record), None
-        )
+    def accuracies(self) -> list[str]:
+        """The latest ones, in words; most epochs measure none."""
+        for record in reversed(self.records):
+            if "clean" in record:
+                words = [f"clean {record['clean']:.1%}"]
+                for epsilon, share in record["estimated_certified"].items():
+                    words.append(f"est. certified@{epsilon} {share:.1%}")
+                return words
+        return []
 
 
 @torch.no_grad()
 def mean_constants(estimators: Mapping[str, Estimator]) -> dict[str, float]:
     """The mean pairwise constants by both methods, estimated (fig:lipschitzEvolution)."""
-    return {
-        f"estimated_mean_{method}": float(
-            estimators[method].estimate().contributions.sum()
-        )
-        for method in ("naive", "liplt")
-    }
+    means = {}
+    for method in ("naive", "liplt"):
+        contributions = estimators[method].estimate().contributions
+        means[f"estimated_mean_{method}"] = float(contributions.sum())
+    return means
 
 
 @torch.no_grad()
@@ -88,9 +89,8 @@ def estimate_accuracies(
     model.eval()
     counts = torch.zeros(1 + len(epsilons), dtype=torch.float64, device=fabric.device)
     # Process 1 of 3 takes inputs 1, 4, 7, …
-    for index in torch.split(
-        torch.arange(fabric.global_rank, len(test), fabric.world_size), _BATCH
-    ):
+    own = torch.arange(fabric.global_rank, len(test), fabric.world_size)
+    for index in torch.split(own, _BATCH):
         x, labels = fabric.to_device((test.pixels(index), test.labels[index]))
         # Signed: positive if and only if the label has the largest logit.
         radii = losses.hard_radius(model(x), labels, constants)
@@ -101,10 +101,8 @@ def estimate_accuracies(
     total = fabric.all_reduce(counts, reduce_op="sum")
     assert isinstance(total, torch.Tensor)
     shares = (total / len(test)).tolist()
-    certified = {
-        f"{epsilon:.4g}": share
-        for epsilon, share in zip(epsilons, shares[1:], strict=True)
-    }
+    named = [f"{epsilon:.4g}" for epsilon in epsilons]
+    certified = dict(zip(named, shares[1:], strict=True))
     return {"clean": shares[0], "estimated_certified": certified}
 
 

@@ -27,31 +27,20 @@ def build_optimizers(
     if options.type == "muon-kernels":
         matrices = kernels(model)
     elif options.type == "muon":
-        matrices = [
-            module.weight for module in model.modules() if isinstance(module, nn.Linear)
-        ]
-    # `is not`, because `in` would compare entries.
-    others = [
-        parameter
-        for parameter in model.parameters()
-        if all(parameter is not matrix for matrix in matrices)
-    ]
+        matrices = [m.weight for m in model.modules() if isinstance(m, nn.Linear)]
+    # By identity, because `in` would compare entries.
+    moved = {id(matrix) for matrix in matrices}
+    others = [weight for weight in model.parameters() if id(weight) not in moved]
     groups: list[dict[str, Any]] = [{"params": others, "pace": 1.0}] if others else []
     # Scales live on a logarithmic axis and may move faster than weights.
     if scales:
         groups.append({"params": scales, "pace": config.estimator.scale_lr})
     optimizers: list[Optimizer] = []
     if groups:
-        optimizers.append(
-            torch.optim.Adam(
-                groups, betas=(options.beta1, options.beta2), eps=options.eps
-            )
-        )
+        betas = (options.beta1, options.beta2)
+        optimizers.append(torch.optim.Adam(groups, betas=betas, eps=options.eps))
     if matrices:
         group = {"params": matrices, "pace": options.muon_lr}
-        optimizers.append(
-            KernelMuon(
-                [group], weight_decay=options.weight_decay, momentum=options.momentum
-            )
-        )
+        decay, momentum = options.weight_decay, options.momentum
+        optimizers.append(KernelMuon([group], weight_decay=decay, momentum=momentum))
     return optimizers

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +15,12 @@ from torch import nn
 
 from lipcert.bounds.fit import FitOptions
 from lipcert.data import Dataset
-from lipcert.errors import ConfigError, ResumeError
+from lipcert.errors import ResumeError
 from lipcert.files import write_text
 from lipcert.layout import CONFIG, MODEL, SUMMARY, TWIN
 from lipcert.models import save_model
 from lipcert.models.reading import load_trained
 from lipcert.progress import Progress, no_progress
-from lipcert.resources import bfloat16_works
 from lipcert.runs import Run, Summary, Task, finish_folder, read_summary
 from lipcert.runs.metrics import read_metrics
 from lipcert.runs.working import (
@@ -35,6 +32,7 @@ from lipcert.runs.working import (
 )
 from lipcert.training.config import TrainConfig
 from lipcert.training.given_objects import Config, Given
+from lipcert.training.launching import launched
 from lipcert.training.loop import Training
 from lipcert.training.monitor import summary_writer
 from lipcert.training.objective import Prepared
@@ -71,22 +69,27 @@ def train(
         check_unused(Path(run_dir))
     if config.tensorboard:
         summary_writer()
-    with _fabric(config) as fabric:
+    with launched(config) as fabric:
         # Data that are missing, or that do not fit the network, must not leave a folder
         # behind.
         dataset = _load(fabric, config, given, data_dir)
         config = config.for_inputs(len(dataset.train))
         prepared = Prepared.of(config, dataset, given.model)
-        folder: Any = None
-        if fabric.is_global_zero:
-            folder = new_folder(config.name, run_dir)
-            # With the batch size that the data gave it: resuming must not choose
-            # another one.
-            write_text(folder / CONFIG, config.to_toml())
-        folder = fabric.broadcast(folder)
-        return _Work(fabric, dataset, data_dir, progress, given).run(
-            config, folder, prepared
-        )
+        folder = _begin_folder(fabric, config, run_dir)
+        work = _Work(fabric, dataset, data_dir, progress, given)
+        return work.run(config, folder, prepared)
+
+
+def _begin_folder(
+    fabric: Fabric, config: TrainConfig, run_dir: str | Path | None
+) -> Path:
+    """A new folder with its configuration, which all processes know."""
+    folder: Any = None
+    if fabric.is_global_zero:
+        folder = new_folder(config.name, run_dir)
+        # With the batch size that the data gave it: resuming must not choose another.
+        write_text(folder / CONFIG, config.to_toml())
+    return Path(fabric.broadcast(folder))
 
 
 def resume(
@@ -111,7 +114,7 @@ def resume(
     config = given.continued(TrainConfig.from_toml(folder / CONFIG))
     # Where the data were when the run was begun.
     data_dir = data_dir or data_folder(folder)
-    with _fabric(config) as fabric:
+    with launched(config) as fabric:
         dataset = _load(fabric, config, given, data_dir)
         return _Work(fabric, dataset, data_dir, progress, given).run(config, folder)
 
@@ -139,25 +142,22 @@ class _Work:
                     summary = read_summary(folder)
             summary = self.fabric.broadcast(summary)
             if summary is None:
-                prepared = prepared or Prepared.of(
-                    config, self.dataset, self.given.model
-                )
+                model = self.given.model
+                prepared = prepared or Prepared.of(config, self.dataset, model)
                 # If training is done but not this: its checkpoint is at the last epoch,
                 # and certifying goes on.
                 summary = self.train(config, folder, prepared)
-            standard = (
-                self.run_twin(config, folder) if config.compare_standard else None
-            )
+            standard = None
+            if config.compare_standard:
+                standard = self.run_twin(config, folder)
             return Run(folder, summary, read_metrics(folder), standard)
 
     def train(self, config: TrainConfig, folder: Path, prepared: Prepared) -> Summary:
         """From the last checkpoint, or from the start, to the summary."""
-        training = Training(
-            self.fabric, config, weights_digest(config), self.dataset, folder, prepared
-        )
-        torch.set_flush_denormal(
-            True
-        )  # Adam's moments of weights without gradient end there
+        digest, dataset = weights_digest(config), self.dataset
+        training = Training(self.fabric, config, digest, dataset, folder, prepared)
+        # Adam's moments of weights without gradient end there.
+        torch.set_flush_denormal(True)
         try:
             training.run(self.progress)
         finally:
@@ -183,14 +183,8 @@ def _finish(
 ) -> Summary:
     """Write the weights, read them back, certify and attack what was read; the summary comes last."""
     path, dataset = folder / MODEL, work.dataset
-    save_model(
-        training.model,
-        path,
-        config.model,
-        dataset.input_shape,
-        dataset.classes,
-        input_range=config.input_range,
-    )
+    name, shape, pixels = config.model, dataset.input_shape, config.input_range
+    save_model(training.model, path, name, shape, dataset.classes, input_range=pixels)
     training.model.eval()
     # What is certified is what a reader of the folder gets, not what is in the memory.
     loaded = load_trained(path, given=deepcopy(work.given.model), imports=True)
@@ -199,9 +193,8 @@ def _finish(
     task = Task(dataset, config.epsilons, len(dataset.test), config.attack_inputs)
     learned = training.estimators["estimator"].diagonals()
     if learned and config.robust:  # what training has learned is a good start
-        task = replace(
-            task, method=config.estimator.method, fit=FitOptions(start=learned)
-        )
+        fit = FitOptions(start=learned)
+        task = replace(task, method=config.estimator.method, fit=fit)
     summary = replace(
         finish_folder(loaded, task, folder, work.progress),
         name=config.name,
@@ -225,50 +218,11 @@ def _load(
         return given.load(config, data_dir).holding_out(config.validation)
 
 
-@contextmanager
-def _fabric(config: TrainConfig) -> Iterator[Fabric]:
-    """The processes that torchrun has started, or this one; the caller's random state is left alone."""
-    from lightning_fabric import Fabric
-    from lightning_fabric.strategies.ddp import DDPStrategy
-
-    if (
-        config.precision == "bf16-mixed"
-        and not torch.cuda.is_available()
-        and not bfloat16_works()
-    ):
-        raise ConfigError(
-            "precision is bf16-mixed, but this processor cannot multiply bfloat16 numbers; use 32-true"
-        )
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    strategy: Any = "auto"
-    if world > 1:  # other processes wait for as long as the first one certifies
-        strategy = DDPStrategy(timeout=timedelta(days=7))
-    fabric = Fabric(
-        accelerator="cuda" if torch.cuda.is_available() else "cpu",
-        strategy=strategy,
-        devices=local,
-        num_nodes=max(world // local, 1),
-        precision=config.precision,
-    )
-    # From here on there are `world` processes, which all have to make the same calls.
-    fabric.launch()
-    with torch.random.fork_rng():
-        yield fabric
-
-
 def weights_digest(config: TrainConfig) -> str:
     """Of everything that determines the weights."""
     # A run may be resumed with another of these: the weights at its end are the same.
-    left_out = {
-        "name",
-        "note",
-        "attack_inputs",
-        "execution",
-        "checkpoint_seconds",
-        "tensorboard",
-    }
-    relevant = config.model_dump_json(
-        exclude=left_out, exclude_defaults=True
-    )  # so that new fields change nothing
+    left_out = {"name", "note", "attack_inputs", "execution"}
+    left_out |= {"checkpoint_seconds", "tensorboard"}
+    # Without defaults, so that new fields change nothing.
+    relevant = config.model_dump_json(exclude=left_out, exclude_defaults=True)
     return hashlib.sha256(relevant.encode()).hexdigest()

@@ -45,9 +45,8 @@ class Cell:
         summaries: list[Summary] = [run.summary for run in self.runs]
         figures = {"clean": [summary.clean for summary in summaries]}
         for k, epsilon in enumerate(summaries[0].epsilons):
-            figures[f"certified at {epsilon:.4g}"] = [
-                summary.at[k].certified for summary in summaries
-            ]
+            certified = [summary.at[k].certified for summary in summaries]
+            figures[f"certified at {epsilon:.4g}"] = certified
         figures["median radius"] = [summary.median_radius for summary in summaries]
         return {name: Spread.of(values) for name, values in figures.items()}
 
@@ -84,17 +83,10 @@ def sweep(
             # seeds.
             seed = base.seed + k
             name = _folder_name(values, seed)
-            overrides = [
-                *(f"{key}={value}" for key, value in values.items()),
-                f"seed={seed}",
-                f"name={name}",
-            ]
+            chosen = [f"{key}={value}" for key, value in values.items()]
+            own = base.with_overrides([*chosen, f"seed={seed}", f"name={name}"])
             shown = _numbered(progress, number, len(combinations) * seeds, name)
-            runs.append(
-                _run(
-                    base.with_overrides(overrides), Path(folder) / name, data_dir, shown
-                )
-            )
+            runs.append(_run(own, Path(folder) / name, data_dir, shown))
         cells.append(Cell(values, tuple(runs)))
     # Last: where it is, all runs are finished.
     write_json(Path(folder) / SWEEP, [_plain(cell) for cell in cells])
@@ -146,11 +138,8 @@ def _numbered(progress: Progress, number: int, count: int, name: str) -> Progres
     """Progress of a run as that of the sweep."""
 
     def shown(what: str, fraction: float, figures: str = "") -> None:
-        progress(
-            f"{name} ({number + 1} of {count}), {what}",
-            (number + fraction) / count,
-            figures,
-        )
+        which = f"{name} ({number + 1} of {count}), {what}"
+        progress(which, (number + fraction) / count, figures)
 
     return shown
 

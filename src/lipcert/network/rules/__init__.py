@@ -10,8 +10,9 @@ from lipcert.network.rules import (
     shape,
     writing,
 )
-from lipcert.network.rules.call import Call, Constant, Input, Refusal, Result, Sum
+from lipcert.network.rules.call import Call
 from lipcert.network.rules.registry import VIEWS, register_rule
+from lipcert.network.rules.values import Constant, Input, Refusal, Result, Sum
 
 __all__ = [
     "VIEWS",

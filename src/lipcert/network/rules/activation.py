@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from lipcert.errors import TrainingModeError
 from lipcert.network import slopes
 from lipcert.network.program import Live
-from lipcert.network.rules.call import Call, Constant, Input, Refusal, Result
+from lipcert.network.rules.call import Call
 from lipcert.network.rules.registry import Rule, register_rule, rule_for
+from lipcert.network.rules.values import Constant, Input, Refusal, Result
 from lipcert.network.slopes import Slope
 from lipcert.rounding import UNIT_ROUNDOFF
 

@@ -14,8 +14,9 @@ from lipcert.network.convolution import Convolution, TransposedConvolution
 from lipcert.network.linear import Dense, Function, Scale
 from lipcert.network.program import Live, Shape
 from lipcert.network.rules.arithmetic import product_of_inputs
-from lipcert.network.rules.call import Call, Constant, Input, Refusal, Result
+from lipcert.network.rules.call import Call
 from lipcert.network.rules.registry import rule_for
+from lipcert.network.rules.values import Constant, Input, Refusal, Result
 
 
 def _constant(value: Any, what: str = "weight") -> Live:
@@ -104,12 +105,8 @@ def einsum(call: Call, equation: str, tensors: Any, path: Any = None) -> Result:
     left, arrow, result = equation.replace(" ", "").partition("->")
     operands = left.split(",")
     operand = operands[tensors.index(call.input)]
-    if (
-        not arrow
-        or "." in equation
-        or result[:1] != operand[:1]
-        or operand.count(operand[0]) > 1
-    ):
+    in_front = result[:1] == operand[:1] and operand.count(operand[0]) == 1
+    if not arrow or "." in equation or not in_front:
         raise Refusal(
             "write its equation with the batch axis in front on both sides, such as 'bi,oi->bo'"
         )
@@ -123,9 +120,8 @@ def einsum(call: Call, equation: str, tensors: Any, path: Any = None) -> Result:
     # counts the products of an entry.
     for letter in result:
         del sizes[letter]
-    if (
-        len(tensors) > 2
-    ):  # what is multiplied first may under- or overflow, so that rounding errors are unknown
+    # What is multiplied first may under- or overflow: rounding errors are unknown.
+    if len(tensors) > 2:
         return call.linear()
     return call.product(terms=prod(sizes.values()) + len(tensors))
 
@@ -159,44 +155,35 @@ def convolution(
     read, shape, axes = _kernel(x, weight, bias)
     stride = per_axis(call.argument("stride"), axes)
     dilation = per_axis(call.argument("dilation"), axes)
-    groups = call.argument("groups")
+    groups, result = call.argument("groups"), call.out_shape
     padding = call.argument("padding")
     if padding == "valid":
         padding = 0
     if padding != "same":
-        return Convolution(
-            read,
-            shape,
-            call.out_shape,
-            stride,
-            per_axis(padding, axes),
-            dilation,
-            groups,
-        )
+        around = per_axis(padding, axes)
+        return Convolution(read, shape, result, stride, around, dilation, groups)
     # "same" adds d(k − 1) zeros along each axis; if that is odd, one more on the right
     # than on the left.
-    before, sides, padded = [], [], [shape[0]]
-    for side, kernel, step in zip(shape[1:], read().shape[2:], dilation, strict=True):
-        total = step * (kernel - 1)
-        before.append(total // 2)
-        sides.append((total // 2, total - total // 2))
-        padded.append(side + total)
-    if all(left == right for left, right in sides):
-        return Convolution(
-            read, shape, call.out_shape, stride, tuple(before), dilation, groups
-        )
-    widths = [
-        width for pair in reversed(sides) for width in pair
-    ]  # F.pad starts with the last axis
-    pad = Function(
-        lambda t: F.pad(t, widths), shape, tuple(padded), terms=0, nonnegative=True
+    added = [d * (k - 1) for d, k in zip(dilation, read().shape[2:], strict=True)]
+    if all(total % 2 == 0 for total in added):
+        around = tuple(total // 2 for total in added)
+        return Convolution(read, shape, result, stride, around, dilation, groups)
+    pad, around = _padding(shape, added), (0,) * axes
+    inner = pad.out_shape
+    return [pad, Convolution(read, inner, result, stride, around, dilation, groups)]
+
+
+def _padding(shape: Shape, added: list[int]) -> Function:
+    """Zeros around the spatial axes of a row, so many along each; the odd one is on the right."""
+    widths: list[int] = []
+    # F.pad starts with the last axis.
+    for total in reversed(added):
+        widths += [total // 2, total - total // 2]
+    sides = [side + total for side, total in zip(shape[1:], added, strict=True)]
+    padded = (shape[0], *sides)
+    return Function(
+        lambda t: F.pad(t, widths), shape, padded, terms=0, nonnegative=True
     )
-    return [
-        pad,
-        Convolution(
-            read, pad.out_shape, call.out_shape, stride, (0,) * axes, dilation, groups
-        ),
-    ]
 
 
 @rule_for("conv_transpose1d conv_transpose2d conv_transpose3d")
@@ -204,13 +191,10 @@ def transposed_convolution(
     call: Call, x: Any, weight: Any, bias: Any = None, *args: Any, **kwargs: Any
 ) -> Result:
     read, shape, axes = _kernel(x, weight, bias)
-    stride, padding, dilation = (
-        per_axis(call.argument(name), axes)
-        for name in ("stride", "padding", "dilation")
-    )
-    return TransposedConvolution(
-        read, shape, call.out_shape, stride, padding, dilation, call.argument("groups")
-    )
+    names, shapes = ("stride", "padding", "dilation"), (shape, call.out_shape)
+    stride, padding, dilation = (per_axis(call.argument(name), axes) for name in names)
+    groups = call.argument("groups")
+    return TransposedConvolution(read, *shapes, stride, padding, dilation, groups)
 
 
 @rule_for(
@@ -230,15 +214,7 @@ def batch_norm(call: Call, x: Any, weight: Any, bias: Any, *args: Any) -> Result
         )
     shape = _row_shape(x)
     read_mean, read_variance = _constant(mean, "mean"), _constant(variance, "variance")
-    # A sum below the smallest normal number may be taken for zero, whose inverse root
-    # is infinite.
-    smallest = read_variance() + eps
-    if bool(
-        ((read_variance() < 0) | (smallest < torch.finfo(torch.float32).tiny)).any()
-    ):  # NaN is refused by its name
-        raise Refusal(
-            "its running variance is negative, or too small; restore the last good statistics, or raise eps"
-        )
+    _check_variance(read_variance(), eps)
 
     def per_channel(values: Tensor) -> Tensor:
         return values.reshape(-1, *(1,) * (len(shape) - 1))
@@ -258,3 +234,13 @@ def batch_norm(call: Call, x: Any, weight: Any, bias: Any, *args: Any) -> Result
         return per_channel(added)
 
     return Scale(lambda: per_channel(scale()), shape, terms=6, offset=offset)
+
+
+def _check_variance(variance: Tensor, eps: float) -> None:
+    # A sum below the smallest normal number may be taken for zero, whose inverse root
+    # is infinite. NaN is refused by its name.
+    too_small = variance + eps < torch.finfo(torch.float32).tiny
+    if bool(((variance < 0) | too_small).any()):
+        raise Refusal(
+            "its running variance is negative, or too small; restore the last good statistics, or raise eps"
+        )

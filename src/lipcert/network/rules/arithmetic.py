@@ -10,16 +10,16 @@ from torch import Tensor
 from lipcert.network.linear import Identity, LinearOp, Scale, number
 from lipcert.network.program import Live
 from lipcert.network.rules.broadcasting import broadcast
-from lipcert.network.rules.call import (
+from lipcert.network.rules.call import Call
+from lipcert.network.rules.registry import rule_for
+from lipcert.network.rules.values import (
     BatchSize,
-    Call,
     Constant,
     Input,
     Refusal,
     Result,
     Sum,
 )
-from lipcert.network.rules.registry import rule_for
 from lipcert.network.tangents import ONLY_LOCALLY, FlatPair, Product, local_slope
 
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from lipcert.network.linear import Function
 from lipcert.network.program import Shape
-from lipcert.network.rules.call import Refusal
+from lipcert.network.rules.values import Refusal
 
 
 def broadcast(shape: Shape, out_shape: Shape) -> Function:

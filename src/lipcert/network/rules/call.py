@@ -1,4 +1,4 @@
-"""What a rule gets to see of an operation, and what it may return."""
+"""What a rule gets to see of an operation."""
 
 from __future__ import annotations
 
@@ -11,73 +11,20 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lipcert.network.kinds import packet_name
-from lipcert.network.linear import Function, LinearOp, has_denormals
+from lipcert.network.linear import Function
 from lipcert.network.program import Shape
-from lipcert.network.slopes import Slope
+from lipcert.network.rules.values import (
+    BatchSize,
+    Constant,
+    Input,
+    OtherSize,
+    Refusal,
+    Sum,
+)
+from lipcert.rounding import has_denormals
 
-_AXES = (
-    "dim",
-    "dims",
-    "dim1",
-    "dim2",
-    "dimension",
-)  # how operators call arguments that name axes
-
-
-class Refusal(Exception):
-    """Raised by a rule for a call it cannot express; the message is the remedy shown to the user."""
-
-
-@dataclass(frozen=True)
-class Input:
-    """A tensor that depends on the network's input: the output of node `source`, one row of which has `shape`."""
-
-    source: int
-    shape: Shape
-
-
-@dataclass(frozen=True)
-class Constant:
-    """A tensor that does not depend on the network's input; calling it reads its present value."""
-
-    read: Callable[[], Tensor]
-    batched: bool = False
-    """Whether it has a batch axis, of which one row is read."""
-
-    def __call__(self) -> Tensor:
-        return self.read()
-
-
-class BatchSize:
-    """Stands for the number of rows of a batch among the arguments of a call."""
-
-
-@dataclass(frozen=True)
-class Sum:
-    """Σ of chains of linear operations on several inputs; an empty chain is the identity."""
-
-    terms: Sequence[tuple[Input, Sequence[LinearOp]]]
-
-
-@dataclass(frozen=True)
-class Extremum:
-    """The larger (sign 1) or the smaller (sign −1) of two inputs, (a + b)/2 ± |a − b|/2."""
-
-    first: Input
-    second: Input
-    sign: int
-
-
-@dataclass(frozen=True)
-class SortedPair:
-    """The two entries along an axis of a row, sorted: (a + b)/2 ∓ |a − b|/2, or the other way round if descending."""
-
-    axis: int
-    descending: bool
-
-
-Result = Slope | LinearOp | Sequence[LinearOp] | Sum | Extremum | SortedPair | Input
-"""What a rule returns: a nonlinearity or linear operations on the only input, a sum, or an input passed through."""
+# How operators call arguments that name axes.
+_AXES = ("dim", "dims", "dim1", "dim2", "dimension")
 
 
 @dataclass(frozen=True)
@@ -181,9 +128,8 @@ class Call:
         The adjoint comes from automatic differentiation. State `terms` and
         `nonnegative` (see `Function`) if rounding errors are to be bounded too.
         """
-        return Function(
-            function or self.rerun, self.input.shape, self.out_shape, terms, nonnegative
-        )
+        made, shape = function or self.rerun, self.input.shape
+        return Function(made, shape, self.out_shape, terms, nonnegative)
 
     def move(self) -> Function:
         """The call itself, which only moves or copies entries of the only input."""
@@ -208,21 +154,15 @@ class Call:
         def absolute(x: Tensor) -> Tensor:
             return self.run([x], torch.abs)
 
-        return Function(
-            self.rerun, self.input.shape, self.out_shape, terms, absolute=absolute
-        )
+        shape = self.input.shape
+        return Function(self.rerun, shape, self.out_shape, terms, absolute=absolute)
 
     def each(self) -> Sum:
         """The call itself, which only moves entries of several tensors, as a sum over those that are inputs."""
         terms = []
         for place, value in enumerate(self.inputs):
-            alone = Function(
-                self._alone(place),
-                value.shape,
-                self.out_shape,
-                terms=0,
-                nonnegative=True,
-            )
+            shapes = value.shape, self.out_shape
+            alone = Function(self._alone(place), *shapes, terms=0, nonnegative=True)
             terms.append((value, [alone]))
         return Sum(terms)
 
@@ -236,13 +176,8 @@ class Call:
 
     def at_zero(self) -> Tensor:
         """What the call returns for zero inputs, one row of it: the constants that it adds."""
-        zeros = []
-        for value in self.inputs:
-            zeros.append(
-                torch.zeros(
-                    1, *value.shape, dtype=self.dtype, device=self.recorded.device
-                )
-            )
+        zero = torch.zeros((), dtype=self.dtype, device=self.recorded.device)
+        zeros = [zero.new_zeros(1, *value.shape) for value in self.inputs]
         return self.run(zeros)[0]
 
     @property
@@ -284,3 +219,16 @@ class Call:
             result = result[self.index]
         picked: Tensor = result
         return picked
+
+
+def check_batch_size(call: Call) -> None:
+    """The number of rows may only be part of a shape."""
+    if call.operator in ("slice", "slice_scatter"):  # judged by their results
+        return
+    for value in (*call.args, *call.kwargs.values()):
+        if isinstance(value, BatchSize) or any(
+            isinstance(leaf, OtherSize) for leaf in tree_leaves(value)
+        ):
+            raise Refusal(
+                "it reads the number of rows of the batch, so each row depends on the whole batch"
+            )

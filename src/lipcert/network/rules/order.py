@@ -6,9 +6,9 @@ from math import inf
 from typing import Any
 
 from lipcert.network import slopes
-from lipcert.network.normalised import Softmax
-from lipcert.network.rules.call import (
-    Call,
+from lipcert.network.rules.call import Call
+from lipcert.network.rules.registry import rule_for
+from lipcert.network.rules.values import (
     Constant,
     Extremum,
     Input,
@@ -16,7 +16,7 @@ from lipcert.network.rules.call import (
     Result,
     SortedPair,
 )
-from lipcert.network.rules.registry import rule_for
+from lipcert.network.softmax_tangent import Softmax
 from lipcert.network.tangents import local_slope
 
 

@@ -14,9 +14,10 @@ from lipcert.network import slopes
 from lipcert.network.linear import LinearOp
 from lipcert.network.program import Shape
 from lipcert.network.rules.affine import per_axis
-from lipcert.network.rules.call import Call, Refusal, Result
+from lipcert.network.rules.call import Call
 from lipcert.network.rules.order import check_values
 from lipcert.network.rules.registry import rule_for
+from lipcert.network.rules.values import Refusal, Result
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from lipcert.network.normalised import Normalisation
-from lipcert.network.rules.call import Call, Constant, Input, Refusal, Result
+from lipcert.network.rules.call import Call
 from lipcert.network.rules.registry import Rule, rule_for
+from lipcert.network.rules.values import Constant, Input, Refusal, Result
 from lipcert.network.tangents import local_slope
 
 DEFAULT = "register a rule with @lipcert.register_rule, or rewrite it with supported operations"

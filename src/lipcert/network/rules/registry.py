@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from lipcert.errors import OptionError, check_choice
-from lipcert.network.rules.call import Result
+from lipcert.network.rules.values import Result
 
 Rule = Callable[..., Result]
 VIEWS = ("residual", "certified")
@@ -51,20 +51,23 @@ def register_rule(*keys: Any, view: str | None = None) -> Callable[[Rule], Rule]
         )
 
     def register(rule: Rule) -> Rule:
-        if not callable(rule):
-            raise OptionError(
-                f"a rule is a {type(rule).__name__}, expected a function of (call, *arguments)"
-            )
-        for key in keys:
-            if not isinstance(key, type) or not issubclass(key, nn.Module):
-                RULES[operator_name(key)] = rule
-                continue
-            for name in VIEWS:
-                if view in (None, name):
-                    MODULE_RULES[name][key] = rule
+        _keep(rule, keys, VIEWS if view is None else (view,))
         return rule
 
     return register
+
+
+def _keep(rule: Rule, keys: Sequence[Any], views: Sequence[str]) -> None:
+    if not callable(rule):
+        raise OptionError(
+            f"a rule is a {type(rule).__name__}, expected a function of (call, *arguments)"
+        )
+    for key in keys:
+        if isinstance(key, type) and issubclass(key, nn.Module):
+            for view in views:
+                MODULE_RULES[view][key] = rule
+        else:
+            RULES[operator_name(key)] = rule
 
 
 def rule_for(operators: str) -> Callable[[Rule], Rule]:
@@ -94,9 +97,8 @@ def operator_name(key: Any) -> str:
 
 def _is_torch(function: Any) -> bool:
     method_of = getattr(function, "__objclass__", None)
-    module = getattr(function, "__module__", None) or getattr(
-        method_of, "__module__", "torch"
-    )
+    module = getattr(function, "__module__", None)
+    module = module or getattr(method_of, "__module__", "torch")
     return str(module).split(".")[0] in ("torch", "builtins")
 
 

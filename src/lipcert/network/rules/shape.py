@@ -10,16 +10,16 @@ import torch
 from lipcert.errors import TrainingModeError
 from lipcert.network.linear import Reshape
 from lipcert.network.rules.broadcasting import broadcast
-from lipcert.network.rules.call import (
+from lipcert.network.rules.call import Call
+from lipcert.network.rules.registry import rule_for
+from lipcert.network.rules.values import (
     BatchSize,
-    Call,
     Constant,
     Input,
     Refusal,
     Result,
     Sum,
 )
-from lipcert.network.rules.registry import rule_for
 
 _POSITIONS = "the positions that it reads depend on the network's input, so it jumps; use constant positions"
 _FIXED_AXES = {

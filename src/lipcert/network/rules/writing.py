@@ -12,9 +12,10 @@ from torch import Tensor
 from lipcert.network.linear import LinearOp
 from lipcert.network.program import Shape
 from lipcert.network.rules.broadcasting import broadcast
-from lipcert.network.rules.call import Call, Constant, Input, Refusal, Result, Sum
+from lipcert.network.rules.call import Call
 from lipcert.network.rules.registry import rule_for
 from lipcert.network.rules.shape import is_whole_slice
+from lipcert.network.rules.values import Constant, Input, Refusal, Result, Sum
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,119 @@
+"""The files of a run folder, each read and checked against the certificates that it belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+from torch import Tensor
+
+from lipcert.bounds.bound import Bound
+from lipcert.certificate import Certificates
+from lipcert.certificate.certificates import take
+from lipcert.certificate.stream import read_certificates
+from lipcert.errors import DataError, LipcertError
+from lipcert.layout import CERTIFICATES
+from lipcert.runs.evidence import read_attacks
+from lipcert.runs.summary import Example, Summary, read_object
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image of the test split with the closest one found that is classified differently."""
+
+    example: Example
+    image: NDArray[np.float32]
+    adversarial: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class OptionalFiles:
+    """Reads files that may be missing or damaged, and keeps the reasons."""
+
+    folder: Path
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def read(self, name: str, file: str, reader: Callable[[Path], T]) -> T | None:
+        path = self.folder / file
+        try:
+            if path.exists():
+                return reader(path)
+            self.missing[name] = f"there is no {file}"
+        except LipcertError as error:
+            self.missing[name] = str(error)
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            self.missing[name] = f"{path} is damaged ({type(error).__name__}: {error})"
+        return None
+
+
+def read_all_certificates(folder: Path, summary: Summary) -> Certificates:
+    """The certificates of a folder, of which there has to be one at least."""
+    path = folder / CERTIFICATES
+    try:
+        certificates = read_certificates(path, summary.guarantee)
+    except (OSError, ValueError, LipcertError) as error:
+        raise DataError(
+            f"{path} cannot be read ({error}); certify the model again"
+        ) from None
+    if len(certificates) == 0:
+        raise DataError(f"{path} holds no certificates; certify the model again")
+    return certificates
+
+
+def read_attacked(
+    path: Path, certificates: Certificates
+) -> tuple[Certificates, Tensor]:
+    """The certificates of the attacked inputs, and how far the closest images found are."""
+    index, distance = read_attacks(path)
+    if index[-1] >= len(certificates):
+        raise ValueError(
+            f"input {int(index[-1])} was attacked, but there are {len(certificates)} certificates"
+        )
+    attacked = take(certificates, index)
+    # Files of different runs in one folder, or a false certificate: neither may be
+    # shown side by side.
+    if bool((distance < attacked.radius).any()):
+        problem = "an image with another prediction lies inside a certified radius"
+        raise ValueError(problem)
+    return attacked, distance
+
+
+def read_constants(path: Path, fingerprint: str | None) -> dict[str, Any]:
+    """Means and contributions by method, of the weights with this fingerprint."""
+    constants = read_object(path)
+    _check_identity(constants["fingerprint"], fingerprint)
+    for method in constants["methods"].values():
+        for value in (method["mean"], *method["contributions"].values()):
+            # Raises here, where it is reported as damage, not in the middle of drawing.
+            float(value)
+    return constants
+
+
+def read_own_bound(path: Path, fingerprint: str | None) -> Bound:
+    """A bound of the weights with this fingerprint."""
+    bound = Bound.load(path)
+    _check_identity(bound.facts.fingerprint, fingerprint)
+    return bound
+
+
+def _check_identity(stored: object, fingerprint: str | None) -> None:
+    if stored != fingerprint:
+        raise ValueError("it belongs to other weights than the certificates")
+
+
+def read_gallery(path: Path, examples: Sequence[Example]) -> list[Picture]:
+    """The images of these entries of the summary."""
+    tensors = load_file(path)
+    images, adversarial = tensors["images"], tensors["adversarial"]
+    fits = images.shape == adversarial.shape and len(images) == len(examples)
+    if not fits or images.ndim != 4:
+        raise ValueError("its images do not belong to the entries of summary.json")
+    return list(map(Picture, examples, images, adversarial))

@@ -1,0 +1,64 @@
+"""The batches of a run, augmented and divided among its processes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lipcert.data import Augmentation, Split, batch_indices
+from lipcert.training.config import TrainConfig
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+
+class SharedBatches:
+    """Every process takes every n-th sample of each global batch."""
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        config: TrainConfig,
+        train: Split,
+        memory_format: torch.memory_format,
+    ) -> None:
+        self._fabric, self._config, self._train = fabric, config, train
+        self._memory_format = memory_format
+        self._augment = Augmentation(**config.augmentation.model_dump())
+
+    def indices(self, epoch: int) -> list[Tensor]:
+        """The indices of the global batches of an epoch."""
+        config, labels = self._config, self._train.labels
+        limit = config.classes_per_batch or None
+        where = {"seed": config.seed, "epoch": epoch}
+        return batch_indices(
+            labels, config.batch_size, **where, classes_per_batch=limit
+        )
+
+    def share(self, index: Tensor, epoch: int, step: int) -> tuple[Tensor, Tensor, int]:
+        """This process's inputs and labels of a global batch, and how many count: 0 if there are too few for all.
+
+        The whole batch is augmented before it is shared, so that every sample moves
+        alike on any number of processes.
+        """
+        seed = seed_of(self._config.seed, epoch, step)
+        generator = torch.Generator().manual_seed(seed)
+        images = self._augment(self._train.pixels(index), generator)
+        labels = self._train.labels[index]
+        mine = slice(self._fabric.global_rank, None, self._fabric.world_size)
+        share = len(labels[mine])
+        # Every process has to take part in the averaging, with one input whose loss has
+        # the weight 0.
+        if share == 0:
+            mine = slice(0, 1)
+        x, y = self._fabric.to_device((images[mine], labels[mine]))
+        return x.contiguous(memory_format=self._memory_format), y, share
+
+
+def seed_of(*key: int) -> int:
+    """A seed for the generators of torch, which take 63 bits, from some numbers."""
+    state = np.random.SeedSequence(key).generate_state(1, np.uint64)
+    return int(state[0] >> np.uint64(1))
