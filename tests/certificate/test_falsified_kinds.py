@@ -553,3 +553,57 @@ def test_a_compiled_classifier_checks_its_arithmetic(name):
         ):
             with pytest.raises(LipcertError, match="autocast computes with fewer bits"):
                 attempt()
+
+
+SWITCHES = {
+    "oneDNN": lambda: torch.backends.mkldnn.flags(enabled=False),
+    "NNPACK": lambda: torch.backends.nnpack.flags(enabled=False),
+}
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_switches_of_torch_inside_of_a_model_are_refused(name):
+    """torch.export drops them. Without oneDNN, more than 15 rows are computed by Winograd's algorithm."""
+
+    def forward(model, x):
+        with SWITCHES[name]():
+            return model.a(x)[:, :, 1, 1]
+
+    # A kernel with a single 1 has the same results either way for few rows.
+    model = Op(forward, a=nn.Conv2d(2, 2, 3, padding=1)).eval()
+    nn.init.dirac_(model.a.weight)
+    nn.init.zeros_(model.a.bias)
+    with pytest.raises(LipcertError, match=f"it switches {name} while it runs"):
+        lipcert.certify(model, torch.rand(32, 2, 4, 4))
+
+
+def test_denormal_numbers_switched_off_inside_of_a_model_are_noticed():
+    def forward(model, x):
+        torch.set_flush_denormal(True)
+        try:
+            return model.a(x)
+        finally:
+            torch.set_flush_denormal(False)
+
+    model = Op(forward, a=nn.Linear(3, 2)).eval()
+    with pytest.raises(
+        LipcertError, match="it switches denormal numbers while it runs"
+    ):
+        lipcert.certify(model, torch.rand(2, 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_softmax_that_vanishes_at_the_centre_may_be_anything_far_away(dtype):
+    """p is e^−800 at 0 and nearly 1 at 0.41: a bound e^600 times as large as at the centre was taken for one."""
+    inner, outer = nn.Linear(1, 2), nn.Linear(2, 2)
+    model = nn.Sequential(inner, nn.Softmax(1), outer).to(dtype).eval()
+    with torch.no_grad():
+        inner.weight.copy_(torch.tensor([[0.0], [-2000.0]]))
+        inner.bias.copy_(torch.tensor([0.0, 800.0]))
+        outer.weight.copy_(torch.tensor([[-10.0, 0.0], [0.0, 0.0]]))
+        outer.bias.copy_(torch.tensor([1.0, 0.0]))
+    x = torch.zeros(1, 1, dtype=dtype)
+    assert model(x).argmax() != model(x + 0.45).argmax()
+    for epsilon in (0.1, 0.45, 1.0, 10.0):
+        radius = float(lipcert.certify_local(model, x, epsilon=epsilon).radius)
+        assert radius < 0.4006

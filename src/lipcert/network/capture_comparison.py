@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lipcert.errors import UnsupportedError
 from lipcert.network.explain import first_line, unsupported
 from lipcert.network.program import Program
-from lipcert.network.states import quiet, unchanged
+from lipcert.network.states import quiet, switches, unchanged
 
 _WITHOUT, _WITH, _INFERENCE = "without gradients", "with gradients", "in inference mode"
 _TRIALS = (
@@ -50,11 +50,18 @@ def check_capture(program: Program, model: nn.Module) -> None:
             if difference:
                 raise _differs(model, f"{difference}, for a batch of {batch} {mode}")
         # `if x.max() > 1` stops torch.export, unless the model catches the error: then
-        # it shows here.
-        with _ReadsValues() as reads, torch.no_grad():
+        # it shows here. So do switches of torch, which torch.export drops.
+        with _Watch() as watch, torch.no_grad():
             model(_example(program, 2))
-    if reads.operator is not None:
-        raise _differs(model, f"it reads values of tensors by {reads.operator}")
+    if watch.reads is not None:
+        raise _differs(model, f"it reads values of tensors by {watch.reads}")
+    if watch.switched:
+        names = ", ".join(sorted(watch.switched))
+        remedy = (
+            f"it switches {names} while it runs, which torch.export does not capture; "
+            "set it outside of the model, for all of it, or not at all"
+        )
+        raise unsupported(model, "capture", remedy)
 
 
 def _tried(program: Program, model: nn.Module, batch: int, mode: str) -> str:
@@ -95,18 +102,26 @@ def _differs(model: nn.Module, difference: str) -> UnsupportedError:
     return unsupported(model, "capture", remedy)
 
 
-class _ReadsValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes operators that read values of tensors into Python; raising would not help, for models may catch errors."""
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes operators that read values into Python, and switches of torch that differ from those outside.
+
+    Raising would not help, for models may catch errors.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.operator: Any = None
+        self.reads: Any = None
+        self.switched: set[str] = set()
+        self._outside = switches()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if torch.Tag.data_dependent_output in func.tags:
-            self.operator = func
+            self.reads = func
+        for name, value in switches().items():
+            if value != self._outside[name]:
+                self.switched.add(name)
         return func(*args, **(kwargs or {}))
 
 

@@ -14,6 +14,9 @@ from lipcert.rounding import UNIT_ROUNDOFF, gamma
 _EXP_ULPS = 20.0
 """How far torch's exponential inside of softmax may be off: its fast one is documented with so many ulps."""
 
+_LARGEST_SPREAD = 300.0
+"""Of deviations whose exponentials are taken: e^600 is a number of float64, e^800 is not."""
+
 
 @dataclass(frozen=True)
 class Softmax(Tangent):
@@ -73,9 +76,11 @@ class Softmax(Tangent):
     def _largest(self, centre: Tensor, reach: Tensor) -> tuple[Tensor, Tensor]:
         """P, and D along the axis."""
         _, p, _ = self._at_centre(centre)
-        # Beyond, p may be anything up to 1.
-        spread = reach.amax(self.axis, keepdim=True).clamp(max=300.0)
+        farthest = reach.amax(self.axis, keepdim=True)
+        spread = farthest.clamp(max=_LARGEST_SPREAD)
         grown = p * torch.exp(2 * spread) * (1 + gamma(2 * _EXP_ULPS + 4))
+        # Beyond the cap, p may be anything up to 1, however small it is at the centre.
+        grown = torch.where(farthest > spread, 1.0, grown)
         return torch.minimum(grown, torch.ones_like(p)), spread
 
     def remainder(self, centre: Tensor, reach: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What is put back afterwards: the modes and attributes of modules, their hooks, and the messages of torch."""
+"""States of modules and of torch: what is put back afterwards, and what must not change meanwhile."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
 _OF_TORCH = frozenset(vars(nn.Module()))
@@ -104,6 +105,36 @@ def bare(module: nn.Module) -> nn.Module:
     twin: nn.Module = object.__new__(type(kind.__name__, (kind,), attributes))
     object.__setattr__(twin, "__dict__", vars(module))
     return twin
+
+
+def switches() -> dict[str, Any]:
+    """What decides how torch computes an operator, beside the operator: none of it is in a captured graph."""
+    precisions = []
+    # Newer versions of torch have these, older ones lack some.
+    for name in ("conv", "matmul"):
+        place = getattr(torch.backends.mkldnn, name, None)
+        precisions.append(getattr(place, "fp32_precision", None))
+    for place in (torch.backends, torch.backends.mkldnn):
+        precisions.append(getattr(place, "fp32_precision", None))
+    return {
+        "oneDNN": torch._C._get_mkldnn_enabled(),
+        "NNPACK": torch._C._get_nnpack_enabled(),
+        "cuDNN": torch._C._get_cudnn_enabled(),
+        "the precision of products": (_matmul_precision(), *precisions),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "the number of threads": torch.get_num_threads(),
+        "the default type": torch.get_default_dtype(),
+        # The processor's flag holds for Python's numbers, too.
+        "denormal numbers": 5e-324 * 1.0 != 0.0,
+    }
+
+
+def _matmul_precision() -> str | None:
+    try:
+        return torch.get_float32_matmul_precision()
+    # Where `fp32_precision` has been used instead, torch refuses to tell.
+    except RuntimeError:
+        return None
 
 
 @contextmanager
