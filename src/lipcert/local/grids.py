@@ -26,8 +26,12 @@ from lipcert.network.normal_form import Site
 from lipcert.network.slopes import Slope
 from lipcert.rounding import UNIT_ROUNDOFF, gamma
 
-_CELLS = 16
+_CELLS = 32
 """Cells of the grid of a nonlinearity that is curved; they are narrower where activations bend, around zero."""
+_ENDS = 17
+"""Of so many points of a grid at most, chords are compared with each other."""
+_AT_ONCE = 1 << 17
+"""Entries of the gaps between a graph and lines that are formed at a time, so that they stay in the cache."""
 _ROUND = gamma(12)
 """Of the few operations that make an intercept."""
 
@@ -70,21 +74,20 @@ class Grid:
         """The largest sign·(φ − φ̂ − λζ) over all cells, but for the error.
 
         Over a cell, φ is within ρ of its chord, and a chord minus a line is largest at
-        an end.
+        an end. So every point of the grid counts with the larger ρ of its two cells.
         """
-        top = torch.full_like(slope, -torch.inf)
-        left = None
-        for i in range(len(self.places)):
-            gap = sign * (self.values[i][:, None] - slope * self.places[i][:, None])
-            if left is not None:
-                ends = torch.maximum(left, gap)
-                if self.strays.dim():
-                    ends = (
-                        ends + self.strays[i - 1][:, None]
-                    )  # cell i − 1 ends at place i
-                top = torch.maximum(top, ends)
-            left = gap
-        return top
+        heights = sign * self.values
+        if self.strays.dim():
+            outside = torch.zeros_like(self.strays[:1])
+            left, right = (outside, self.strays), (self.strays, outside)
+            heights = heights + torch.maximum(torch.cat(left), torch.cat(right))
+        chunk = max(1, _AT_ONCE // max(slope.numel(), 1))
+        tops = []
+        for first in range(0, len(heights), chunk):
+            some = slice(first, first + chunk)
+            gaps = heights[some, :, None] - sign * slope * self.places[some, :, None]
+            tops.append(gaps.amax(0))
+        return torch.stack(tops).amax(0) if len(tops) > 1 else tops[0]
 
     def range(self) -> tuple[Tensor, Tensor]:
         """Bounds on φ(z + ζ) − φ̂."""
@@ -97,20 +100,33 @@ class Grid:
         It is the slope of an edge of the convex hull: of the chord over the midpoint
         whose height there is extreme.
         """
-        middle = (self.places[0] + self.places[-1]) / 2
-        best = torch.full_like(middle, -torch.inf)
-        slope = torch.zeros_like(middle)
-        for i in range(len(self.places) - 1):
-            left, start = self.places[i], self.values[i]
-            run = self.places[i + 1 :] - left
-            chords = (self.values[i + 1 :] - start) / run.clamp(min=1e-300)
-            height = sign * (start + chords * (middle - left))
-            spans = (left <= middle) & (self.places[i + 1 :] >= middle) & (run > 0)
-            height, which = torch.where(spans, height, -torch.inf).max(0)
-            better = height > best
-            best = torch.where(better, height, best)
-            slope = torch.where(better, chords.gather(0, which[None])[0], slope)
+        step = max(1, (len(self.places) - 1) // (_ENDS - 1))
+        if (len(self.places) - 1) % step:
+            step = 1
+        places, values = self.places[::step], self.values[::step]
+        middle = (places[0] + places[-1]) / 2
+        run = places[None] - places[:, None]
+        chords = (values[None] - values[:, None]) / run.clamp(min=1e-300)
+        heights = sign * (values[:, None] + chords * (middle - places[:, None]))
+        spans = (places[:, None] <= middle) & (places[None] >= middle) & (run > 0)
+        which = torch.where(spans, heights, -torch.inf).flatten(0, 1).argmax(0)
+        slope = chords.flatten(0, 1).gather(0, which[None])[0]
         return slope.clamp(-self.steepest, self.steepest)
+
+    def hull_ends(self, sign: int) -> tuple[Tensor, Tensor]:
+        """The slopes of the first and the last edge of the convex hull, on its upper (1) or lower (−1) side."""
+        ends = []
+        for place, value, side in (
+            (self.places[0], self.values[0], 1),
+            (self.places[-1], self.values[-1], -1),
+        ):
+            run = self.places - place
+            chords = (self.values - value) / torch.where(run == 0, 1.0, run)
+            steepness = torch.where(run == 0, -torch.inf, sign * side * chords).amax(0)
+            ends.append(
+                torch.where(torch.isinf(steepness), 0.0, sign * side * steepness)
+            )
+        return ends[0], ends[1]
 
 
 def grid(

@@ -8,19 +8,24 @@ step is a proof. Rows get slopes of their own, for every nonlinearity before the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from lipcert.local.fans import Ascent, Fan, Positions, better, fan_of, with_fans
 from lipcert.local.funnels import flat
-from lipcert.local.moving_slopes import MovingSlopes, better, with_lines
 from lipcert.local.pulling import Pulled, Rows, pull_back, signed_unit_rows
-from lipcert.local.replaced import Replaced, needs_rows, replace_site
+from lipcert.local.replaced import Replaced, bounded_site, needs_rows
 from lipcert.local.state import Deviations
 
 _RATE = 0.1
+_LAST_RATE = 0.05
 _DECAY = 0.98
+_TRIED = 6
+_RECENT = 3
+_FINAL_GAIN = 4
+"""What lines that are proved one by one gain over mixtures, in steps."""
 _MOST_ENTRIES = 1 << 24
 """Of all slopes; if they are more, nothing is searched for."""
 
@@ -33,7 +38,7 @@ class _Layer:
     places: Tensor
     rows: Rows
     constant: Tensor
-    slopes: dict[int, MovingSlopes] = field(default_factory=dict)
+    positions: dict[int, Positions] = field(default_factory=dict)
 
 
 def search_jointly(
@@ -43,31 +48,54 @@ def search_jointly(
     if _slope_count(state, rows.shape[1]) > _MOST_ENTRIES:
         return best
     layers = _layers(state, rows)
-    parameters = []
-    for layer in layers:
-        for slopes in layer.slopes.values():
-            parameters += slopes.parts()
-    if not parameters:
-        return best
-    optimizer = torch.optim.Adam(parameters, lr=_RATE)
-    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, _DECAY)
     radius = state.ball.radius
+    ascent: Ascent | None = None
+    worst: list[float] = []
     with torch.inference_mode(False), torch.enable_grad():
         for _ in range(steps):
-            pulled = _walk(state, layers)
-            bounds = pulled.at(radius)
+            pulled = _pulled(state, layers[-1], _inner_fans(state, layers))
             best = better(best, pulled, radius)
-            loss = -(bounds + margins).clamp(max=0).sum()
-            if bool((best.at(radius) + margins > 0).all()) or not loss.requires_grad:
+            left = (pulled.at(radius) + margins).clamp(max=0)
+            if bool((best.at(radius) + margins > 0).all()) or not left.requires_grad:
+                return best
+            worst.append(float(left.detach().amin()))
+            if _hopeless(worst, steps):
+                return best
+            if ascent is None:
+                ascent = Ascent(_positions(layers), _RATE, _DECAY)
+            ascent.step(-left.sum())
+    return _finished(state, layers, best, margins, steps)
+
+
+def _finished(
+    state: Deviations, layers: list[_Layer], best: Pulled, margins: Tensor, steps: int
+) -> Pulled:
+    """Lines that are proved one by one, at last; and more steps for the last rows, which are few."""
+    radius, last = state.ball.radius, layers[-1]
+    with torch.no_grad():
+        fans = _inner_fans(state, layers, proved=True)
+    ascent = Ascent(last.positions.values(), _LAST_RATE, _DECAY)
+    for step in range(steps + 1):
+        with torch.set_grad_enabled(step < steps):
+            pulled = _pulled(state, last, fans, proved=step == steps)
+            best = better(best, pulled, radius)
+            left = (pulled.at(radius) + margins).clamp(max=0)
+            if not left.requires_grad or bool((left == 0).all()):
                 break
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            schedule.step()
-            for layer in layers:
-                for slopes in layer.slopes.values():
-                    slopes.clamp()
+            ascent.step(-left.sum())
     return best
+
+
+def _positions(layers: list[_Layer]) -> list[Positions]:
+    return [positions for layer in layers for positions in layer.positions.values()]
+
+
+def _hopeless(worst: list[float], steps: int) -> bool:
+    """Whether the worst row would not be proved even if all steps gained as much as the last ones: gains shrink."""
+    if len(worst) <= _TRIED:
+        return False
+    gain = max(worst[-1] - worst[-1 - _RECENT], 0.0) / _RECENT
+    return worst[-1] + gain * (steps - len(worst) + _FINAL_GAIN) < 0
 
 
 def _open_places(state: Deviations) -> dict[int, Tensor]:
@@ -114,22 +142,28 @@ def _layers(state: Deviations, rows: Tensor) -> list[_Layer]:
     for layer in layers:
         for k, replaced in state.sites.items():
             if replaced.grid is not None and (layer.site is None or k < layer.site):
-                layer.slopes[k] = MovingSlopes(replaced, layer.constant.shape[1])
+                layer.positions[k] = Positions()
     return layers
 
 
-def _walk(state: Deviations, layers: list[_Layer]) -> Pulled:
-    """The bounds of the last rows, from the slopes of all layers; every layer narrows the intervals of its site."""
-    sites = dict(state.sites)
+def _pulled(
+    state: Deviations, layer: _Layer, fans: dict[int, Fan], proved: bool = False
+) -> Pulled:
+    walls = with_fans(state.walls, fans, layer.positions, proved)
+    return pull_back(state.prepared, walls, state.ball.norm, layer.rows, layer.constant)
+
+
+def _inner_fans(
+    state: Deviations, layers: list[_Layer], proved: bool = False
+) -> dict[int, Fan]:
+    """The lines of all sites, from the positions of all layers but the last; every layer narrows the intervals of its
+    site."""
+    fans = {k: fan_of(site) for k, site in state.sites.items() if site.grid is not None}
     for layer in layers:
-        walls = with_lines(state.walls, sites, layer.slopes)
-        pulled = pull_back(
-            state.prepared, walls, state.ball.norm, layer.rows, layer.constant
-        )
-        if layer.site is None:
-            return pulled
-        sites[layer.site] = _narrowed(state, layer, pulled)
-    raise AssertionError("the rows of the logits come last")
+        if layer.site is not None:
+            pulled = _pulled(state, layer, fans, proved)
+            fans[layer.site] = fan_of(_narrowed(state, layer, pulled))
+    return fans
 
 
 def _narrowed(state: Deviations, layer: _Layer, pulled: Pulled) -> Replaced:
@@ -153,6 +187,8 @@ def _narrowed(state: Deviations, layer: _Layer, pulled: Pulled) -> Replaced:
     inward = torch.zeros_like(state.centre[u])
     if u in prepared.folding:
         inward = state.walls.allowances[u].reshape(inward.shape)
-    return replace_site(
+    narrower = bounded_site(
         site, state.centre[u], state.centre[v], ends[0], ends[1], inward, prepared
     )
+    # Lines over the wider interval hold still; a search begins with them.
+    return replace(narrower, relaxation=state.sites[layer.site].relaxation)

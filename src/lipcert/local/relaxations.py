@@ -131,16 +131,18 @@ class Plane(Relaxation):
         return self.tangent.adjoint(self.function, self.centre, rows)
 
 
-def widened(values: Tensor, size: Tensor, outward: int, first: int = 1) -> Tensor:
+def widened(
+    values: Tensor, size: Tensor, outward: int, first: int = 1, more: int = 0
+) -> Tensor:
     """Intercepts moved away so far that their products with rows, summed in any order, stay on the right side.
 
     A sum of n products is off by at most γ_n times the sum of the absolute products.
     Means and half differences of two intercepts are summed apart; together their sizes
     are at most twice the larger one. So 4γ_{n+6} is enough, if both intercepts of an
-    entry are widened by the larger size.
+    entry are widened by the larger size; `more` roundings come on top.
     """
     count = prod(values.shape[first:])
-    return values + outward * 4 * gamma(count + 6) * size
+    return values + outward * 4 * gamma(count + more + 6) * size
 
 
 def dot(rows: Tensor, values: Tensor) -> Tensor:

@@ -59,20 +59,22 @@ class Replaced:
             graph,
         )
 
-    def lines(self, low_slope: Tensor, high_slope: Tensor) -> Lines:
-        """Lines of other slopes, (B, R, …) or (B, 1, …)."""
+    def intercepts(
+        self, low_slope: Tensor, high_slope: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Those of lines of any slopes, (B, R, …) or (B, 1, …), but for sums of their products with rows."""
         assert self.grid is not None
-        low = self.grid.low(low_slope) - self.allowance[:, None]
-        high = self.grid.high(high_slope) + self.allowance[:, None]
-        inward = self.inward[:, None]
-        low, high = low - low_slope.abs() * inward, high + high_slope.abs() * inward
+        inward, allowance = self.inward[:, None], self.allowance[:, None]
+        low = self.grid.low(low_slope) - allowance - low_slope.abs() * inward
+        high = self.grid.high(high_slope) + allowance + high_slope.abs() * inward
+        return low, high
+
+    def lines(self, low_slope: Tensor, high_slope: Tensor) -> Lines:
+        """Lines of any slopes, (B, R, …) or (B, 1, …)."""
+        low, high = self.intercepts(low_slope, high_slope)
         size = torch.maximum(low.abs(), high.abs())
-        return Lines(
-            low_slope,
-            high_slope,
-            widened(low, size, -1, first=2),
-            widened(high, size, 1, first=2),
-        )
+        ends = widened(low, size, -1, first=2), widened(high, size, 1, first=2)
+        return Lines(low_slope, high_slope, *ends)
 
 
 def needs_rows(site: Site, centre: Tensor, below: Tensor, above: Tensor) -> Tensor:
@@ -110,7 +112,7 @@ def replace_site(
     slope = site.slope
     assert slope is not None
     if slope.elementwise:
-        return _elementwise(site, slope, centre, value, below, above, inward, prepared)
+        return _elementwise(site, centre, value, below, above, inward, prepared)
     if isinstance(slope, LocalSlope):
         return _plane(site, slope, centre, value, below, above, prepared)
     span = torch.maximum(below, above)
@@ -180,7 +182,6 @@ def _error(
 
 def _elementwise(
     site: Site,
-    slope: Slope,
     centre: Tensor,
     value: Tensor,
     below: Tensor,
@@ -188,17 +189,33 @@ def _elementwise(
     inward: Tensor,
     prepared: Prepared,
 ) -> Replaced:
+    bare = bounded_site(site, centre, value, below, above, inward, prepared)
+    graph = bare.grid
+    assert graph is not None
+    lines = bare.lines(graph.steep(-1)[:, None], graph.steep(1)[:, None])
+    return replace(bare, relaxation=lines)
+
+
+def bounded_site(
+    site: Site,
+    centre: Tensor,
+    value: Tensor,
+    below: Tensor,
+    above: Tensor,
+    inward: Tensor,
+    prepared: Prepared,
+) -> Replaced:
+    """An elementwise nonlinearity by bounds on its output, with the grid from which lines can be made."""
+    slope = site.slope
+    assert slope is not None
     graph = grid(site, centre, value, below, above)
     span = torch.maximum(below, above)
     low, high = graph.range()
     outputs = value.abs() + torch.maximum(-low, high)
     error = _error(slope, outputs, centre.abs() + span, centre, value, prepared)
     allowance = error + 4 * gamma(prepared.fan_out + 6) * graph.steepest * span
-    bare = Replaced(
-        Constants(low, high), error - low, error + high, error, allowance, inward, graph
-    )
-    lines = bare.lines(graph.steep(-1)[:, None], graph.steep(1)[:, None])
-    return replace(bare, relaxation=lines)
+    bounds = Constants(*_outwards(low - error, high + error))
+    return Replaced(bounds, error - low, error + high, error, allowance, inward, graph)
 
 
 def _range(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lipcert.local.moving_slopes import MovingSlopes, better, with_lines
+from lipcert.local.fans import Ascent, Positions, better, fan_of, with_fans
 from lipcert.local.pulling import Pulled, pull_back
 from lipcert.local.state import Deviations
 
@@ -49,20 +49,15 @@ def sharpen(
 ) -> Pulled:
     """Slopes for every row at a node by itself; rows whose bound exceeds −margin need no better one."""
     constant = torch.zeros_like(best.constant)
-    slopes = {
-        k: MovingSlopes(site, rows.shape[1])
-        for k, site in state.sites.items()
-        if site.grid is not None
-    }
-    parameters = [part for slope in slopes.values() for part in slope.parts()]
-    if not parameters:
+    fans = {k: fan_of(site) for k, site in state.sites.items() if site.grid is not None}
+    if not fans:
         return best
-    optimizer = torch.optim.Adam(parameters, lr=_RATE)
-    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, _DECAY)
+    positions = {k: Positions() for k in fans}
+    walls = with_fans(state.walls, fans, positions)
     radius = state.ball.radius
+    ascent: Ascent | None = None
     with torch.inference_mode(False), torch.enable_grad():
         for step in range(steps + 1):
-            walls = with_lines(state.walls, state.sites, slopes)
             pulled = pull_back(
                 state.prepared, walls, state.ball.norm, {node: rows}, constant
             )
@@ -70,11 +65,6 @@ def sharpen(
             best = better(best, pulled, radius)
             if step == steps or not bounds.requires_grad:
                 break
-            optimizer.zero_grad()
-            loss = -(bounds + margins).clamp(max=0).sum()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            schedule.step()
-            for slope in slopes.values():
-                slope.clamp()
+            ascent = ascent or Ascent(positions.values(), _RATE, _DECAY)
+            ascent.step(-(bounds + margins).clamp(max=0).sum())
     return best
