@@ -44,7 +44,6 @@ class Prepared:
         self.sites_of_source: dict[int, list[int]] = {}
         for k, site in enumerate(exact.sites[1:-1], start=1):
             self.sites_of_source.setdefault(site.source, []).append(k)
-        like = torch.zeros((), dtype=torch.float64, device=exact.device)
         self.executed: list[float] = []
         self.proof: list[float] = []
         self.lost: list[float] = []
@@ -52,26 +51,9 @@ class Prepared:
         self.offsets: dict[int, Tensor] = {}
         self.norms: list[list[float]] = []
         self.rows: list[list[Tensor | float]] = []
-        self.fan_out = max(
-            _use_counts(exact).values()
-        )  # rows that meet at a node are added
-        for v, node in enumerate(exact.nodes):
-            roundings = network.nodes[v].roundings
-            self.executed.append(
-                gamma(roundings + 1, network.dtype) if roundings else 0.0
-            )
-            counts = [edge.op.accumulations for edge in node.edges]
-            self.proof.append(
-                gamma(max(counts, default=0) + len(counts) + self.fan_out + 4)
-            )
-            self.lost.append(underflow_loss(node, roundings, network.dtype))
-            self.denormal.append(
-                any(edge.op.denormal() for edge in network.nodes[v].edges)
-            )
-            if node.offset is not None:
-                self.offsets[v] = node.offset().double().expand(node.shape)
-            self.norms.append([_norm(edge.op, like) for edge in node.edges])
-            self.rows.append([_row_norms(edge.op) for edge in node.edges])
+        # Rows that meet at a node are added.
+        self.fan_out = max(_use_counts(exact).values())
+        self._measure_nodes()
         self.prefix = _prefix_nodes(exact)
         self.folding = _folding_nodes(exact)
         self.passing = _passing_nodes(exact)
@@ -85,6 +67,26 @@ class Prepared:
         self._funnels: dict[float, Funnel] = {}
         self._prefix_norms: dict[tuple[int, float], Tensor | None] = {}
         self._frames: dict[int, dict[int, Frame] | None] = {}
+
+    def _measure_nodes(self) -> None:
+        like = torch.zeros((), dtype=torch.float64, device=self.exact.device)
+        for v, node in enumerate(self.exact.nodes):
+            roundings = self.network.nodes[v].roundings
+            self.executed.append(
+                gamma(roundings + 1, self.network.dtype) if roundings else 0.0
+            )
+            counts = [edge.op.accumulations for edge in node.edges]
+            self.proof.append(
+                gamma(max(counts, default=0) + len(counts) + self.fan_out + 4)
+            )
+            self.lost.append(underflow_loss(node, roundings, self.network.dtype))
+            self.denormal.append(
+                any(edge.op.denormal() for edge in self.network.nodes[v].edges)
+            )
+            if node.offset is not None:
+                self.offsets[v] = node.offset().double().expand(node.shape)
+            self.norms.append([_norm(edge.op, like) for edge in node.edges])
+            self.rows.append([_row_norms(edge.op) for edge in node.edges])
 
     def frames(self, v: int) -> dict[int, Frame] | None:
         """The windows of rows of a node; see `frames_of`."""
