@@ -7,7 +7,8 @@ from torch import nn
 from lipcert.local.centres import executed_values
 from lipcert.local.certify_local import LocalCertifier
 from lipcert.local.fans import Fan, fan_of
-from lipcert.local.replaced import Replaced, replace_site
+from lipcert.local.replaced import Replaced
+from lipcert.local.replacing import replace_site
 from local.test_grids import ACTIVATIONS, NAMES, intervals
 
 POSITIONS = (0.0, 0.1, 0.25, 1 / 3, 0.5, 0.77, 1.0)

@@ -197,9 +197,8 @@ def certify_local(
 ) -> Certificates:
     """Certified radii from bounds over a ball around each input, which hold for the model as executed.
 
-    Global constants (`lipcert.certify`) suit networks that were trained for them. These
-    bounds suit ordinary networks: nonlinearities are replaced by lines that hold over
-    the ball, and rounding is followed inside it.
+    They suit ordinary networks: nonlinearities are replaced by lines that hold over the
+    ball, and rounding is followed inside it.
 
     Args:
         model: in eval mode; normalisation belongs inside, so that radii are in the units of its input.
@@ -222,9 +221,8 @@ def certify_local(
     x, true = from_numpy(x, model), from_numpy(labels)
     total = len(x) if isinstance(x, Tensor) and x.dim() > 0 else None
     make = partial(LocalCertifier, model, norm=norm, bound=bound, effort=effort)
-    return _certify_batches(
-        make, batches_of(x, true, batch_size), epsilon, total, progress
-    )
+    batches = batches_of(x, true, batch_size)
+    return _certify_batches(make, batches, epsilon, total, progress)
 
 
 def _certify_batches(

@@ -25,7 +25,8 @@ from lipcert.local.funnels import dual_norms, flat
 from lipcert.local.prepared import Prepared
 from lipcert.local.pulling import Ball
 from lipcert.local.refining import refine_deviations
-from lipcert.local.replaced import is_flat, needs_rows, replace_site
+from lipcert.local.replaced import is_flat, needs_rows
+from lipcert.local.replacing import replace_site
 from lipcert.local.state import Deviations
 from lipcert.local.zonotopes import Zonotope
 from lipcert.network.tangents import LocalSlope

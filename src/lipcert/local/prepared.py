@@ -44,7 +44,6 @@ class Prepared:
         self.sites_of_source: dict[int, list[int]] = {}
         for k, site in enumerate(exact.sites[1:-1], start=1):
             self.sites_of_source.setdefault(site.source, []).append(k)
-        like = torch.zeros((), dtype=torch.float64, device=exact.device)
         self.executed: list[float] = []
         self.proof: list[float] = []
         self.lost: list[float] = []
@@ -52,28 +51,9 @@ class Prepared:
         self.offsets: dict[int, Tensor] = {}
         self.norms: list[list[float]] = []
         self.rows: list[list[Tensor | float]] = []
-        self.fan_out = max(
-            _use_counts(exact).values()
-        )  # rows that meet at a node are added
-        for v, node in enumerate(exact.nodes):
-            roundings = network.nodes[v].roundings
-            self.executed.append(
-                gamma(roundings + 1, network.dtype) if roundings else 0.0
-            )
-            # A row is multiplied by A or Aᵀ, summed over edges, and added to other
-            # rows.
-            counts = [edge.op.accumulations for edge in node.edges]
-            self.proof.append(
-                gamma(max(counts, default=0) + len(counts) + self.fan_out + 4)
-            )
-            self.lost.append(underflow_loss(node, roundings, network.dtype))
-            self.denormal.append(
-                any(edge.op.denormal() for edge in network.nodes[v].edges)
-            )
-            if node.offset is not None:
-                self.offsets[v] = node.offset().double().expand(node.shape)
-            self.norms.append([_norm(edge.op, like) for edge in node.edges])
-            self.rows.append([_row_norms(edge.op) for edge in node.edges])
+        # Rows that meet at a node are added.
+        self.fan_out = max(_use_counts(exact).values())
+        self._measure_nodes()
         self.prefix = _prefix_nodes(exact)
         self.folding = _folding_nodes(exact)
         self.passing = _passing_nodes(exact)
@@ -87,6 +67,26 @@ class Prepared:
         self._funnels: dict[float, Funnel] = {}
         self._prefix_norms: dict[tuple[int, float], Tensor | None] = {}
         self._frames: dict[int, dict[int, Frame] | None] = {}
+
+    def _measure_nodes(self) -> None:
+        like = torch.zeros((), dtype=torch.float64, device=self.exact.device)
+        for v, node in enumerate(self.exact.nodes):
+            roundings = self.network.nodes[v].roundings
+            self.executed.append(
+                gamma(roundings + 1, self.network.dtype) if roundings else 0.0
+            )
+            counts = [edge.op.accumulations for edge in node.edges]
+            self.proof.append(
+                gamma(max(counts, default=0) + len(counts) + self.fan_out + 4)
+            )
+            self.lost.append(underflow_loss(node, roundings, self.network.dtype))
+            self.denormal.append(
+                any(edge.op.denormal() for edge in self.network.nodes[v].edges)
+            )
+            if node.offset is not None:
+                self.offsets[v] = node.offset().double().expand(node.shape)
+            self.norms.append([_norm(edge.op, like) for edge in node.edges])
+            self.rows.append([_row_norms(edge.op) for edge in node.edges])
 
     def frames(self, v: int) -> dict[int, Frame] | None:
         """The windows of rows of a node; see `frames_of`."""
@@ -117,15 +117,12 @@ class Prepared:
         if v in self.columned or count * inputs > _PREFIX_ENTRIES:
             return None
         norms = []
-        # A row begins with as many entries as the node has, and ends with those of the
-        # input.
         chunk = max(1, _CHUNK_ENTRIES // max(inputs, count))
         for first in range(0, count, chunk):
             places = torch.arange(first, min(first + chunk, count))
             seed = torch.zeros(
                 len(places), count, dtype=torch.float64, device=self.exact.device
             )
-            # Row r of a chunk is the unit row of place first + r.
             seed[torch.arange(len(places)), places] = 1.0
             rows = pulled_to_input(self.exact, v, seed.reshape(-1, *shape))
             norms.append(dual_norms(flat(rows), norm))
@@ -146,7 +143,6 @@ def _entries_of_rows(network: Network, prefix: set[int]) -> int:
     total, largest = 0, 0
     sources = {site.source for site in network.sites[1:-1]}
     for v, node in enumerate(network.nodes):
-        # On its way to the input, a row of this node passes none that is larger.
         largest = max(largest, prod(node.shape))
         if v in sources and v not in prefix:
             total += prod(node.shape) * largest
@@ -160,14 +156,12 @@ def _last_readers(network: Network) -> list[int]:
         for edge in node.edges:
             last[edge.source] = v
     for site in network.sites[1:-1]:
-        # A nonlinearity reads its input when its output is made.
         last[site.source] = max(last[site.source], site.output)
     return last
 
 
 def _prefix_nodes(network: Network) -> set[int]:
     """The nodes that depend on the input by linear operations only."""
-    # Node 0 is the input; the others are in topological order.
     nodes = {0}
     for v, node in enumerate(network.nodes):
         if node.edges and all(edge.source in nodes for edge in node.edges):
@@ -223,7 +217,6 @@ def _row_norms(op: LinearOp) -> Tensor | float:
         return lengths.reshape(-1, *(1,) * (len(op.out_shape) - 1))
     if isinstance(op, Scale):
         return op.factor().double().abs() * (1 + gamma(4))
-    # Entries are moved or copied: a row has one entry ±1, or none.
     if op.terms == 0:
         return 1.0
     return inf

@@ -109,9 +109,8 @@ class Zonotope:
         """Follow rounding errors by rows where they are not small; `matters`, (1, …), says where they count."""
         frames = self.prepared.frames(v)
         wanted = matters[0] & (self.errors[v] > _SMALL * self.sizes[v])
-        full = (
-            self.column_count >= _MOST_COLUMNS
-        )  # then errors are not those of rounding any more
+        # With all columns used, errors are not those of rounding any more.
+        full = self.column_count >= _MOST_COLUMNS
         if frames is None or full or not bool(wanted.any()):
             return
         scene = Scene(self.prepared.exact, v, frames)
@@ -143,13 +142,11 @@ class Zonotope:
         chord = ((graph.values[-1] - graph.values[0]) / run).clamp(
             -graph.steepest, graph.steepest
         )
-        slopes = chord.float().clamp(
-            -graph.steepest, graph.steepest
-        )  # as columns are multiplied by it
+        # As columns are multiplied by it.
+        slopes = chord.float().clamp(-graph.steepest, graph.steepest)
         exact = slopes.double()
-        slack = (
-            replaced.allowance + graph.error
-        )  # once more, as rounding may take a slope above the steepest
+        # The error once more, as rounding may take a slope above the steepest.
+        slack = replaced.allowance + graph.error
         low = (graph.low(exact[:, None])[:, 0] - slack)[0]
         high = (graph.high(exact[:, None])[:, 0] + slack)[0]
         half = (high - low) / 2 * (1 + gamma(8)) + gamma(4) * (high.abs() + low.abs())
@@ -187,13 +184,8 @@ class Zonotope:
         left = _MOST_COLUMNS - self.column_count
         if int(loose.sum()) > left:
             largest = torch.where(loose, half, 0.0).flatten().topk(left).indices
-            loose = (
-                torch.zeros_like(loose)
-                .flatten()
-                .index_fill(0, largest, True)
-                .reshape(half.shape)
-                & loose
-            )
+            chosen = torch.zeros_like(loose).flatten().index_fill(0, largest, True)
+            loose = loose & chosen.reshape(half.shape)
         self.column_count += int(loose.sum())
         return loose
 
@@ -234,9 +226,8 @@ class Zonotope:
         total = squares.clone()
         for bundle in self.bundles[v].values():
             count, height, width = len(bundle.values), *bundle.values.shape[2:]
-            columns = bundle.values.permute(0, 2, 3, 1).reshape(
-                count, -1
-            )  # as they are in memory
+            # In the order in which they are in memory.
+            columns = bundle.values.permute(0, 2, 3, 1).reshape(count, -1)
             euclidean = bundle.ball and self.ball.norm == 2
             entries = columns.square() if euclidean else columns.abs()
             sums = (
