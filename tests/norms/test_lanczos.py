@@ -11,7 +11,8 @@ from torch import nn
 
 import lipcert
 from helpers import dense_maps, examples, randn, transformed
-from lipcert.norms.lanczos import Process, run_lanczos
+from lipcert.norms.lanczos import run_lanczos
+from lipcert.norms.lanczos_process import Process
 from lipcert.norms.randomised import (
     Goal,
     bound_by_lanczos,

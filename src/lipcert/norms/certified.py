@@ -85,8 +85,7 @@ def bound_norms(
     """
     options = options or NormOptions()
     pairs = joined_pairs(network, last)
-    # Free memory and estimates may differ between processes. All have to do the same
-    # calls, so they follow one plan.
+    # Free memory and estimates may differ between processes: all follow one plan.
     plan = of_first(make_plan(network, pairs, last, options, guide))
     expected = forecast(network, plan, options, process_count())
     what = f"norms ({expected})" if expected else "norms"
@@ -100,8 +99,7 @@ def bound_norms(
     if guide is not None:
         left = [pair for pair in pairs if pair not in bounds]
         bounds |= _products(bounds, left, guide, last)
-    # The union bound: each of the iterated norms may fail with its part of this
-    # probability (see `make_plan`).
+    # The union bound: each of them may fail with its part (see `make_plan`).
     probability = options.failure_probability if ritz else 0.0
     return CertifiedNorms(bounds, lower, errors, probability, set(ritz))
 

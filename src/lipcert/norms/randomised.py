@@ -28,7 +28,8 @@ from typing import Any
 
 from lipcert.network.normal_form import Network
 from lipcert.network.sweep import Pair
-from lipcert.norms.lanczos import Process, order, run_lanczos
+from lipcert.norms.lanczos import order, run_lanczos
+from lipcert.norms.lanczos_process import Process
 from lipcert.norms.recurrence import Recurrence
 from lipcert.progress import Report
 from lipcert.rounding import UNDERFLOW, round_up
