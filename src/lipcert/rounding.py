@@ -28,7 +28,8 @@ def gamma(n: float, dtype: torch.dtype = torch.float64) -> float:
     """γ_n in the given precision; infinite where n·u ≥ 1."""
     if dtype not in UNIT_ROUNDOFF:
         raise OptionError(
-            f"rounding errors are bounded for float32 and float64, not for {dtype}; convert the model"
+            "rounding errors are bounded for float32 and float64, not for "
+            f"{dtype}; convert the model"
         )
     # The factor 1 + 1e-12 makes up for the few roundings of this formula itself.
     nu = n * UNIT_ROUNDOFF[dtype]

@@ -54,8 +54,10 @@ def check_certificates(
     with replace_file(path) as temporary:
         save_file(violation, temporary)
     raise CertificateViolation(
-        f"the certificate of input {place} does not hold: an input at distance {float(attacked.distance[k]):.6g} "
-        f"is classified differently, inside the radius {float(certificates.radius[k]):.6g}; it is saved in {path}"
+        f"the certificate of input {place} does not hold: an input at distance "
+        f"{float(attacked.distance[k]):.6g} "
+        "is classified differently, inside the radius "
+        f"{float(certificates.radius[k]):.6g}; it is saved in {path}"
     )
 
 

@@ -43,14 +43,16 @@ def read_bound(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     # Asked first: the checksum of another format need not be the one below.
     if facts.get("format") != _FORMAT:
         raise BoundError(
-            f"the bound {base} was written by another version of lipcert (format {facts.get('format')}, "
+            f"the bound {base} was written by another version of lipcert (format "
+            f"{facts.get('format')}, "
             f"expected {_FORMAT}); compute it again with lipcert.bound"
         )
     # The left side is evaluated first, so that the checksum is not part of what it
     # covers.
     if facts.pop("checksum", None) != checksum(facts, tensors):
         raise BoundError(
-            f"the bound {base} was edited or is damaged; compute it again with lipcert.bound"
+            f"the bound {base} was edited or is damaged; compute it again "
+            "with lipcert.bound"
         )
     return facts, tensors
 
@@ -75,7 +77,8 @@ def _read_files(base: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         OSError,
     ) as error:  # ValueError: neither JSON nor text
         raise BoundError(
-            f"the bound {base} is damaged ({error}); compute it again with lipcert.bound"
+            f"the bound {base} is damaged ({error}); compute it again "
+            "with lipcert.bound"
         ) from error
 
 

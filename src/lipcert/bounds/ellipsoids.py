@@ -92,7 +92,8 @@ def pairs_apart(network: Network) -> Network:
     size = sum(apart.in_size(site) for site in range(1, apart.depth + 1))
     if size > LIMIT:
         raise TooLargeError(
-            f"the network has {size} neurons, method='ellipsoids' takes {LIMIT}; use method='rescaled'"
+            f"the network has {size} neurons, method='ellipsoids' takes {LIMIT}; "
+            "use method='rescaled'"
         )
     for site in apart.sites[1:-1]:
         assert site.slope is not None

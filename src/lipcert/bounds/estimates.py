@@ -81,7 +81,8 @@ def estimate_of_norms(
         terms = norms[depth + 1, : depth + 1] * prefix
         return Estimate(terms.sum(), prefix[1:], terms)
     if not target.transforms_last:
-        far = None  # nothing passes the last nonlinearities
+        # Nothing passes the last nonlinearities.
+        far = None
     check_room(last_network, far, memory)
     shares = _row_shares(norms, target, last_network, prefix, far)
     # (n+1,): the mean is linear, so the contributions sum to the mean of the value.
@@ -108,7 +109,8 @@ def _row_shares(
     seed = torch.eye(classes, dtype=norms.dtype, device=norms.device)
     for i, rows in network.pull_each(output, seed):
         if far is not None and (output, i) in far:
-            break  # sites come from the last one: all others are far, too
+            # Sites come from the last one: all others are far, too.
+            break
         row_norms[i] = target.row_norms(rows)
     shares = []
     for i, constant in enumerate(prefix):
@@ -136,8 +138,10 @@ def check_room(network: Network, far: FarPairs | None, memory: int | None) -> No
     free = memory or share_of_memory(network.device)
     if needed > free:
         raise TooLargeError(
-            f"the rows of {network.classes} logits take about {shown_bytes(needed)}, {shown_bytes(free)} may be used; "
-            "leave long maps to products (span=4), estimate the target network, or give more (memory=)"
+            f"the rows of {network.classes} logits take about {shown_bytes(needed)}, "
+            f"{shown_bytes(free)} may be used; "
+            "leave long maps to products (span=4), estimate the target network, "
+            "or give more (memory=)"
         )
 
 

@@ -52,7 +52,8 @@ def check_finite(program: Program) -> None:
             and not bool(torch.isfinite(tensor).all())
         ):
             raise NonFiniteError(
-                f"{program.names.get(node, node.name)} contains NaN or infinity; restore the last good weights"
+                f"{program.names.get(node, node.name)} contains NaN or infinity; "
+                "restore the last good weights"
             )
     # Layers that are one operation by a rule have programs with tensors of their own.
     for call in program.opaque.values():

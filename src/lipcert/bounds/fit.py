@@ -77,7 +77,10 @@ def _check_pair(pair: Any) -> None:
 
 
 def _check_start(start: Any) -> None:
-    expected = "expected diagonals by the names of sites, such as bound.scales or estimator.diagonals()"
+    expected = (
+        "expected diagonals by the names of sites, such as bound.scales or "
+        "estimator.diagonals()"
+    )
     if not isinstance(start, Mapping):
         raise OptionError(f"start is a {type(start).__name__}, {expected}")
     for name, diagonal in start.items():
@@ -87,7 +90,8 @@ def _check_start(start: Any) -> None:
             )
         if not bool((diagonal > 0).all() & torch.isfinite(diagonal).all()):
             raise OptionError(
-                f"start has entries for {name!r} that are not positive and finite, {expected}"
+                f"start has entries for {name!r} that are not positive and "
+                f"finite, {expected}"
             )
 
 
@@ -162,7 +166,8 @@ def _objective(
         return find_target(estimator.target).mean(value)
     if value.dim() != 2:
         raise OptionError(
-            f"pair is {pair}, which needs the target pairwise or last-layer, not {estimator.target}"
+            f"pair is {pair}, which needs the target pairwise or last-layer, "
+            f"not {estimator.target}"
         )
     return value[pair]
 

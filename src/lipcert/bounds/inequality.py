@@ -12,7 +12,8 @@ from lipcert.rounding import gamma, round_up
 
 # |a + b|² ≤ κ²|a|² + κ²/(κ²−1)·|b|² separates the maps from their errors b.
 KAPPA = 1 + 2.0**-30
-_YOUNG = 2.0**29 + 2  # κ²/(κ²−1), rounded up
+# κ²/(κ²−1), rounded up.
+_YOUNG = 2.0**29 + 2
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,8 @@ def check_rows_fit(network: Network) -> None:
     needed, free = 8 * _COPIES * rows * widest, share_of_memory(network.device)
     if needed > free:
         raise TooLargeError(
-            f"the rows of {rows} logits take about {shown_bytes(needed)}, {shown_bytes(free)} may be used; bound the "
+            f"the rows of {rows} logits take about {shown_bytes(needed)}, "
+            f"{shown_bytes(free)} may be used; bound the "
             "target network, or make room"
         )
 

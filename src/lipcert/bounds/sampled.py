@@ -28,7 +28,8 @@ _SHRINK = 1e-2  # of a segment, from the first step to the last
 _STRIDE = 0.5  # of x, in lengths of the segment
 _ROUNDS = 4
 """How often Jacobians are taken on the way, and at the start besides."""
-_ENTRIES = 1 << 24  # of Jacobians formed at a time
+# Of Jacobians formed at a time.
+_ENTRIES = 1 << 24
 
 
 @torch.inference_mode(False)
@@ -60,7 +61,8 @@ def estimate_sampled(
     wanted = find_target(target)
     if samples < 1 or steps < 0:
         raise OptionError(
-            f"samples is {samples} and steps is {steps}, expected samples ≥ 1 and steps ≥ 0"
+            f"samples is {samples} and steps is {steps}, expected samples "
+            "≥ 1 and steps ≥ 0"
         )
     network = trace(model, input_shape)
     check_finite(network.program)

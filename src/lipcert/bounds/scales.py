@@ -81,8 +81,10 @@ class Scales(nn.Module):
                 log.copy_(gather_scales(diagonal, self._network, site, len(log)).log())
             except RuntimeError as error:
                 raise OptionError(
-                    f"the scales of {names[site]} have the shape {tuple(diagonal.shape)}, its inputs have "
-                    f"{_shapes(self._network)[names[site]]}; start with those of a network of the same shape"
+                    f"the scales of {names[site]} have the shape "
+                    f"{tuple(diagonal.shape)}, its inputs have "
+                    f"{_shapes(self._network)[names[site]]}; start with those of a "
+                    "network of the same shape"
                 ) from error
 
     def rescaled(self, network: Network | None = None) -> Network:

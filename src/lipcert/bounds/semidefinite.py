@@ -133,7 +133,8 @@ def _each_functional(
     # Infinity is a valid bound of what was not asked for, and loses every minimum.
     values = torch.full(target.shape(network.classes), inf, dtype=torch.float64)
     if target.name == "pairwise":
-        values.fill_diagonal_(0.0)  # f_a − f_a, which is no functional of the target
+        # f_a − f_a, which is no functional of the target.
+        values.fill_diagonal_(0.0)
     for count, (place, weights) in enumerate(jobs):
         values[place] = solve(weights.numpy())
         report((count + 1) / len(jobs))
@@ -163,7 +164,8 @@ def _wanted_pairs(
         a, b = sorted(pair)
         if not 0 <= a < b < network.classes:
             raise OptionError(
-                f"pairs= must name two different classes of 0..{network.classes - 1} each"
+                "pairs= must name two different classes of "
+                f"0..{network.classes - 1} each"
             )
         wanted.add((a, b))
     return wanted
@@ -210,6 +212,8 @@ def _constant(system: System, weights: np.ndarray | None, solver: str) -> float:
     excess = 1 - scale * sqrt(max(lower, 0.0)) / value
     other = "cvxpy" if solver == "barrier" else "barrier"
     raise SolverError(
-        f"LipSDP was not reached: the solver's multipliers and LipLT prove {value:.6g}, LipSDP may be up to "
-        f"{excess:.2%} smaller; use method='rescaled' or method='best', or lipsdp_constants(…, solver={other!r})"
+        "LipSDP was not reached: the solver's multipliers and LipLT prove "
+        f"{value:.6g}, LipSDP may be up to "
+        f"{excess:.2%} smaller; use method='rescaled' or method='best', or "
+        f"lipsdp_constants(…, solver={other!r})"
     )

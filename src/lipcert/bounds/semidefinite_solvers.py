@@ -54,7 +54,8 @@ def barrier(problem: Problem) -> np.ndarray:
             x = x + _to_boundary(point.factor, scaled.matrix(step, 0.0)) * step
             dual = dual + _to_boundary(point.dual_factor, dual_step) * dual_step
         except (np.linalg.LinAlgError, ValueError):
-            break  # as far as float64 goes
+            # As far as float64 goes.
+            break
         best = x if x[0] < best[0] else best
     raise Unsolved(best * problem.start, lower * problem.start[0])
 
@@ -119,7 +120,8 @@ class _Point:
         gram, dual_half = half.T @ half, derivatives.vectors @ self.dual_factor
         dual_gram = dual_half @ dual_half.T
         self.inverse = gram[: len(dual), : len(dual)]
-        self.gradient = derivatives.signs.T @ gram.diagonal()  # of log det P
+        # Of log det P.
+        self.gradient = derivatives.signs.T @ gram.diagonal()
         self.traces = derivatives.signs.T @ dual_gram.diagonal()
         self.gap = float((dual * self.matrix).sum())
         # tr(D_i P⁻¹ D_j X).
@@ -182,7 +184,8 @@ def _cvxpy(problem: Problem) -> np.ndarray:
         cvxpy: Any = import_module("cvxpy")
     except ImportError as error:
         raise OptionError(
-            "solver='cvxpy' needs cvxpy; pip install 'lipcert[sdp]', or use solver='barrier'"
+            "solver='cvxpy' needs cvxpy; pip install 'lipcert[sdp]', or "
+            "use solver='barrier'"
         ) from error
     x = cvxpy.Variable(len(problem.start), nonneg=True)
     weights = cvxpy.hstack([x, np.ones(1)])[problem.row]

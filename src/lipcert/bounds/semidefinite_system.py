@@ -241,6 +241,7 @@ def _power_of_two(value: float) -> float:
 def _check_size(order: int, limit: int) -> None:
     if order > limit:
         raise TooLargeError(
-            f"LipSDP needs a matrix inequality of order {order} or more for this network, the limit is {limit}; "
+            f"LipSDP needs a matrix inequality of order {order} or more for this "
+            f"network, the limit is {limit}; "
             "use method='rescaled', or a larger limit="
         )

@@ -42,7 +42,8 @@ def with_two_logits(network: Network, bound: Bound) -> tuple[Network, Bound]:
     """The network as one of two logits, and its bound as one of their difference, which is z itself."""
     if bound.target not in ("network", "per-class"):
         raise BoundError(
-            f"the bound has the target {bound.target}, which says nothing about a model with one logit; use "
+            f"the bound has the target {bound.target}, which says nothing about a "
+            "model with one logit; use "
             "lipcert.bound(…, target='network')"
         )
     # Traced anew: rounding errors are followed to two logits, with rules of their own
@@ -52,7 +53,8 @@ def with_two_logits(network: Network, bound: Bound) -> tuple[Network, Bound]:
     # those of other maps.
     if wide.depth != network.depth:
         raise BoundError(
-            "the model with a second logit has other sites than the bound; give it two logits yourself"
+            "the model with a second logit has other sites than the bound; give "
+            "it two logits yourself"
         )
     constants = bound.tails.reshape(len(bound.tails), 1, 1)  # (n+1, 1, 1)
     # The difference of the two is ±z, so that L_01 = L_10 is the constant of z.

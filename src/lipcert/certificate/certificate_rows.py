@@ -21,8 +21,10 @@ def parse_rows(content: bytes, path: Path) -> list[list[str]]:
     header, *rows = [*csv.reader(content.decode(errors="replace").splitlines())] or [[]]
     if tuple(header) != HEADER or not all(map(_is_row, rows, range(len(rows)))):
         raise ResumeError(
-            f"{path} is damaged: expected the columns {', '.join(HEADER)}, rows 0, 1, 2, …, classes from 0 on, and "
-            "finite margins and radii that are not negative; remove it and certify again"
+            f"{path} is damaged: expected the columns {', '.join(HEADER)}, rows 0, "
+            "1, 2, …, classes from 0 on, and "
+            "finite margins and radii that are not negative; remove it "
+            "and certify again"
         )
     return rows
 

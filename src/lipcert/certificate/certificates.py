@@ -43,7 +43,8 @@ class Certificates(Shown):
         """Which predictions equal the labels."""
         if self.label is None:
             raise OptionError(
-                "accuracy needs labels: pass labels= or a loader of (inputs, labels) to certify"
+                "accuracy needs labels: pass labels= or a loader of (inputs, "
+                "labels) to certify"
             )
         return self.prediction == self.label
 
@@ -66,7 +67,10 @@ class Certificates(Shown):
         if self.label is not None and len(self):
             accuracy = f", clean accuracy {self.clean_accuracy:.2%}"
         median = float(self.radius.median()) if len(self) else float("nan")
-        return f"Certificates({len(self)} inputs, median radius {median:.4g}{accuracy}, {self.guarantee})"
+        return (
+            f"Certificates({len(self)} inputs, median radius "
+            f"{median:.4g}{accuracy}, {self.guarantee})"
+        )
 
 
 def take(certificates: Certificates, index: slice | Tensor) -> Certificates:

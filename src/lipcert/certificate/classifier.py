@@ -60,7 +60,8 @@ class CertifiedClassifier(nn.Module):
             reference = certifier.error_pass.execute(zero)
         if not float(reference.largest) <= LARGEST[network.dtype]:
             raise NonFiniteError(
-                "the model overflows on the zero input, or comes near it; scale its biases down"
+                "the model overflows on the zero input, or comes near it; "
+                "scale its biases down"
             )
         errors = certifier.rounding.errors_from(reference)
         self._bound = bound

@@ -54,13 +54,18 @@ class CertifiedAccuracy(nn.Module):
             or radius.shape != logits.shape[:1]
             or labels.shape != logits.shape[:1]
         ):
-            shapes = f"{tuple(logits.shape)}, {tuple(radius.shape)} and {tuple(labels.shape)}"
+            shapes = (
+                f"{tuple(logits.shape)}, {tuple(radius.shape)} and "
+                f"{tuple(labels.shape)}"
+            )
             raise ShapeError(
-                f"logits, radius and labels have the shapes {shapes}, expected (B, K), (B,) and (B,)"
+                f"logits, radius and labels have the shapes {shapes}, expected "
+                "(B, K), (B,) and (B,)"
             )
         if logits.shape[1] < 2:
             raise ShapeError(
-                "there is one logit; pass what CertifiedClassifier returns, which are two"
+                "there is one logit; pass what CertifiedClassifier "
+                "returns, which are two"
             )
         correct = logits.argmax(1) == labels.to(logits.device)
         # Counts instead of shares: they add up over batches of different sizes and over

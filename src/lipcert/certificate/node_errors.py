@@ -214,7 +214,8 @@ def _norms(x: Tensor) -> Tensor:
     """(B,): l2 norm of every row in float64, from above."""
     x = x.reshape(len(x), -1) if x.dim() == 1 else x
     size = prod(x.shape[1:])
-    lost = 1.01 * (size * torch.finfo(x.dtype).tiny) ** 0.5  # squares that underflow
+    # squares that underflow.
+    lost = 1.01 * (size * torch.finfo(x.dtype).tiny) ** 0.5
     norms = torch.linalg.vector_norm(x, dim=tuple(range(1, x.dim()))).double()
     upper: Tensor = norms * (1 + gamma(size + 4, x.dtype)) + lost
     return upper

@@ -48,7 +48,7 @@ def write_onnx(classifier: CertifiedClassifier, path: Path) -> None:
     facts = {
         "lipcert": VERSION, "guarantee": classifier.guarantee, "fingerprint": classifier.fingerprint,
         "radius": "l2, in the units of the input; 0 where nothing is known",
-        "holds": "in IEEE arithmetic, whatever the order of sums; not with fused or reduced-precision kernels",
+        "holds": "in IEEE arithmetic, whatever the order of " "sums; not " "with fused or " "reduced-precision kernels",
     }  # fmt: skip
     for key, value in facts.items():
         model.metadata_props.add(key=key, value=value)
@@ -92,8 +92,10 @@ def _check_operators(model: Any, path: Path) -> None:
     found = sorted({node.op_type for node in nodes} & _INEXACT)
     if found:
         raise ModelError(
-            f"{path} was not written: runtimes compute {', '.join(found)} as exp(x) − 1, with errors near zero that "
-            "radii do not cover; train with another activation, such as Softplus or SiLU"
+            f"{path} was not written: runtimes compute {', '.join(found)} as exp(x) "
+            "− 1, with errors near zero that "
+            "radii do not cover; train with another activation, such as "
+            "Softplus or SiLU"
         )
 
 
@@ -127,7 +129,8 @@ def _check_numbers(graph: Any, path: Path) -> None:
                 and rounded.get(name, 0.0) not in _EXACT
             ):
                 raise ModelError(
-                    f"{path} was not written: the exporter of torch has rounded {rounded[name]:g} to float32"
+                    f"{path} was not written: the exporter of torch has rounded "
+                    f"{rounded[name]:g} to float32"
                 )
 
 
@@ -142,5 +145,6 @@ def _check(classifier: CertifiedClassifier, file: Path, path: Path) -> None:
             for name, mine, theirs in zip(OUTPUTS, classifier(x), found, strict=True):
                 if difference(theirs, mine) > TOLERANCE:
                     raise ModelError(
-                        f"{path} was not written: its {name} in onnxruntime differ from the classifier's"
+                        f"{path} was not written: its {name} in onnxruntime differ "
+                        "from the classifier's"
                     )

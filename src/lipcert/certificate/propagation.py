@@ -120,10 +120,12 @@ def rounding_model(
 
 def _solved(s: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """d ≤ d⁰ + gR + S(d⁰ + d), solved for d: (I − S) d ≤ (I + S) d⁰ + gR. The factors of d⁰ and of R."""
-    s = torch.tril(s) * 1.01  # site k sees only what sites l ≤ k have made
+    # Site k sees only what sites l ≤ k have made.
+    s = torch.tril(s) * 1.01
     if bool((s.diagonal() >= _LARGEST_FEEDBACK).any()):
         raise NonFiniteError(
-            "rounding errors of a nonlinearity feed themselves; scale the weights down, or use float64"
+            "rounding errors of a nonlinearity feed themselves; scale the weights "
+            "down, or use float64"
         )
     # (I − S)⁻¹ = I + S + S² + … by forward substitution, in which nothing cancels: all
     # terms are positive.

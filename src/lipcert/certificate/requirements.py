@@ -25,7 +25,10 @@ from lipcert.network.program import Program
 
 def check_covered(network: Network) -> None:
     """Refuse networks with an operation whose rounding errors are not known."""
-    reason = "its rounding errors are unknown: it is bounded, but not certified; if its rule is your own, "
+    reason = (
+        "its rounding errors are unknown: it is bounded, but not certified; if "
+        "its rule is your own, "
+    )
     remedies: dict[str, str] = {}
     for node in network.nodes:
         # Such an operation has a norm, so it can be bounded; without its roundings a
@@ -52,8 +55,10 @@ def check_operators(program: Program, before: Sequence[tuple[str, str]]) -> None
     for (name, value), (_, now) in zip(before, probes(program), strict=True):
         if now != value:
             raise BoundError(
-                f"the operator {name} is not torch's own, and computes something else than when the bound was checked: "
-                "it must not depend on what changes; compute the bound again with lipcert.bound"
+                f"the operator {name} is not torch's own, and computes something "
+                "else than when the bound was checked: "
+                "it must not depend on what changes; compute the bound again "
+                "with lipcert.bound"
             )
 
 
@@ -68,7 +73,8 @@ def check_input(x: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
             else ""
         )
         raise ShapeError(
-            f"inputs have shape {tuple(x.shape[1:])} each, the bound is for {shape}{hint}"
+            f"inputs have shape {tuple(x.shape[1:])} each, the bound is "
+            f"for {shape}{hint}"
         )
     # A silent conversion would round the input, and the radius would be one around
     # another point.
@@ -90,7 +96,8 @@ def check_dense(x: Any) -> None:
         raise ShapeError(f"inputs are {type(x).__name__}, expected a tensor; {remedy}")
     if x.is_nested:
         raise ShapeError(
-            "inputs are a nested tensor; use torch.stack(x.unbind()), if its parts have one shape"
+            "inputs are a nested tensor; use torch.stack(x.unbind()), if its "
+            "parts have one shape"
         )
     if x.layout != torch.strided or x.is_meta:
         raise ShapeError(
@@ -98,7 +105,8 @@ def check_dense(x: Any) -> None:
         )
     if x.dim() == 0:
         raise ShapeError(
-            "inputs are a single number, expected a batch: its first axis is that of the inputs"
+            "inputs are a single number, expected a batch: its first axis is "
+            "that of the inputs"
         )
 
 
@@ -124,11 +132,13 @@ def check_label_count(label: Tensor, count: int) -> None:
     """Refuse labels that are not one per input."""
     if not isinstance(label, Tensor):
         raise LabelError(
-            f"labels are {type(label).__name__}, expected a tensor of integers; use torch.tensor(labels)"
+            f"labels are {type(label).__name__}, expected a tensor of integers; use "
+            "torch.tensor(labels)"
         )
     if label.shape != (count,):
         raise LabelError(
-            f"labels have shape {tuple(label.shape)}, expected one per input, ({count},)"
+            f"labels have shape {tuple(label.shape)}, expected one per "
+            f"input, ({count},)"
         )
 
 
@@ -136,23 +146,29 @@ def check_arithmetic(dtype: torch.dtype, device: torch.device) -> None:
     """Refuse arithmetic that the error analysis does not describe."""
     if dtype not in (torch.float32, torch.float64):
         raise OptionError(
-            f"certificates cover models in float32 and float64, not {dtype}; convert the model"
+            f"certificates cover models in float32 and float64, not {dtype}; "
+            "convert the model"
         )
     if torch.is_autocast_enabled(device.type):
         raise OptionError(
-            "autocast computes with fewer bits than the error analysis assumes; certify outside of it"
+            "autocast computes with fewer bits than the error analysis assumes; "
+            "certify outside of it"
         )
     # Winograd's algorithm adds and subtracts inputs before it multiplies: γ|A||x| does
     # not bound its errors.
     if device.type == "cpu" and dtype == torch.float32 and not _is_plain_convolution():
         raise OptionError(
-            "with oneDNN switched off, torch computes convolutions by Winograd's algorithm, whose rounding errors are "
-            "not bounded; set torch.backends.mkldnn.enabled, or torch.backends.nnpack.set_flags(False)"
+            "with oneDNN switched off, torch computes convolutions by Winograd's "
+            "algorithm, whose rounding errors are "
+            "not bounded; set torch.backends.mkldnn.enabled, or "
+            "torch.backends.nnpack.set_flags(False)"
         )
     if dtype == torch.float32 and _uses_fewer_bits(device):
         raise OptionError(
-            "float32 products are allowed to use fewer bits; call torch.set_float32_matmul_precision('highest') and, "
-            "where it was changed in torch.backends, fp32_precision = 'ieee'; on a GPU, also "
+            "float32 products are allowed to use fewer bits; call "
+            "torch.set_float32_matmul_precision('highest') and, "
+            "where it was changed in torch.backends, fp32_precision = "
+            "'ieee'; on a GPU, also "
             "torch.backends.cudnn.allow_tf32 = False"
         )
 

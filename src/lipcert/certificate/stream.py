@@ -92,7 +92,8 @@ def _earlier(content: bytes, path: Path, guarantee: str, count: int) -> Certific
     certificates = certificates_of_rows(parse_rows(content, path), guarantee)
     if len(certificates) > count:
         raise ResumeError(
-            f"{path} holds {len(certificates)} certificates, more than {count}; choose another folder"
+            f"{path} holds {len(certificates)} certificates, more than {count}; "
+            "choose another folder"
         )
     return certificates
 
@@ -143,7 +144,10 @@ def check_continues(path: Path, fingerprint: str, origin: str) -> None:
     elif (recorded.get("fingerprint"), recorded.get("origin")) != (fingerprint, origin):
         reason = "holds certificates of other weights or data, or by another method"
     elif "sha256" not in recorded:
-        reason = "was written by an earlier version of lipcert, without a checksum of its rows"
+        reason = (
+            "was written by an earlier version of lipcert, without a "
+            "checksum of its rows"
+        )
     if reason:
         raise ResumeError(f"{path} {reason}; remove it or choose another folder")
     _covered(path, recorded)
@@ -173,7 +177,8 @@ def _covered(path: Path, recorded: dict[str, Any]) -> bytes:
     covered = b"".join(lines[: 1 + recorded["rows"]])
     if hashlib.sha256(covered).hexdigest() != recorded["sha256"]:
         raise ResumeError(
-            f"{path} was edited or is damaged: its first {recorded['rows']} rows do not have the checksum in "
+            f"{path} was edited or is damaged: its first {recorded['rows']} rows do "
+            "not have the checksum in "
             f"{_origin_path(path).name}; remove it and certify again"
         )
     return covered
@@ -205,6 +210,7 @@ def _read_origin(path: Path) -> dict[str, Any]:
         "sha256" in recorded and not isinstance(recorded.get("rows"), int)
     ):
         raise ResumeError(
-            f"{_origin_path(path)} is damaged; remove it and {path.name} and certify again"
+            f"{_origin_path(path)} is damaged; remove it and {path.name} "
+            "and certify again"
         )
     return recorded

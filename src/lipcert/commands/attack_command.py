@@ -76,7 +76,10 @@ def attack(
         accuracies = f"{at['clean']:.2%}", f"{at['attacked']:.2%}"
         rows.append([f"{at['epsilon']:g}", *accuracies])
     title = f"{loaded.name} on {dataset.name}, {count} test inputs"
-    caption = f"l2 PGD, {steps} iterations, step {step}, {restarts} runs. {sentence(dataset.note)}"
+    caption = (
+        f"l2 PGD, {steps} iterations, step {step}, {restarts} runs. "
+        f"{sentence(dataset.note)}"
+    )
     print_table(TextTable(title, ("ε (l2)", "clean", "attacked"), rows, caption))
 
 

@@ -95,7 +95,8 @@ def certify(
     loaded, data, epsilons = _as_shipped(loaded, model, execution, data, eps)
     if (out / CONFIG).exists():
         raise OptionError(
-            f"{out} is the folder of a training, which would be overwritten; choose another --out"
+            f"{out} is the folder of a training, which would be overwritten; "
+            "choose another --out"
         )
     loaded, dataset, count = named_data(loaded, data, data_dir, limit)
     if method is None:
@@ -140,7 +141,8 @@ def _as_shipped(
         execution = execution or shipped.execution
     if data is None or not eps:
         raise OptionError(
-            "--data and --eps are missing; name the data set, and the size of perturbations"
+            "--data and --eps are missing; name the data set, and the size "
+            "of perturbations"
         )
     return loaded.executed_in(execution or "float32"), data, checked_epsilons(eps)
 
@@ -196,6 +198,7 @@ def _table(summary: Summary, out: Path) -> TextTable:
         f"{summary.model} on {summary.data}, {summary.inputs} test inputs",
         (*columns, "mean radius", "median radius"),
         rows,
-        f"Certified: {summary.guarantee}; executed in {summary.execution}, rounding included. "
+        f"Certified: {summary.guarantee}; executed in {summary.execution}, "
+        "rounding included. "
         f"{sentence(summary.data_note)}Written to {out}.",
     )

@@ -40,14 +40,16 @@ def _number(text: str) -> float:
 Model = Annotated[
     str,
     typer.Argument(
-        help="Zoo name or module:factory (built with seed 0), .safetensors weights, .onnx file, run folder, or a name "
+        help="Zoo name or module:factory (built with seed 0), .safetensors weights, "
+        ".onnx file, run folder, or a name "
         "of lipcert pretrained."
     ),
 ]
 Weights = Annotated[
     Path | None,
     typer.Option(
-        help="Weights for the model: .safetensors, or a state dict as .pt, .pth, .bin, .ckpt."
+        help="Weights for the model: .safetensors, or a state dict as .pt, "
+        ".pth, .bin, .ckpt."
     ),
 ]
 InputShape = Annotated[
@@ -62,7 +64,8 @@ DataDir = Annotated[
     typer.Option(help="Where the data sets are.", envvar="LIPCERT_DATA_DIR"),
 ]
 EPS_OPTION = typer.Option(
-    help="l2 perturbation size, in units of pixels in [0, 1], such as 1.58 or 36/255; repeatable.",
+    help="l2 perturbation size, in units of pixels in [0, 1], such as 1.58 or "
+    "36/255; repeatable.",
     parser=_number,
     metavar="<float>",
 )

@@ -36,8 +36,10 @@ def pretrained_command() -> None:
         "MB",
     )
     note = (
-        "Certified by guaranteed bounds, rounding included. lipcert.pretrained(NAME) is the classifier, "
-        "lipcert certify NAME --data-dir DATA repeats its figures, lipcert train NAME trains it again."
+        "Certified by guaranteed bounds, rounding included. "
+        "lipcert.pretrained(NAME) is the classifier, "
+        "lipcert certify NAME --data-dir DATA repeats its figures, lipcert train "
+        "NAME trains it again."
     )
     print_table(TextTable("Pretrained networks", columns, rows, note, words=3))
 

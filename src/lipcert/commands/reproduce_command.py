@@ -79,8 +79,10 @@ def _list_experiments() -> None:
 
     table = Table(
         title="Tables and figures of the paper",
-        caption="tiny: small networks on the embedded digits. hour: fewer epochs and configurations, on two cores. "
-        "paper: the paper's settings in full, for a GPU. Rough times; runs are shared between experiments.",
+        caption="tiny: small networks on the embedded digits. hour: fewer epochs and "
+        "configurations, on two cores. "
+        "paper: the paper's settings in full, for a GPU. Rough times; runs are "
+        "shared between experiments.",
     )
     table.add_column("name", no_wrap=True)
     table.add_column("what")
@@ -96,6 +98,7 @@ def _check_installed() -> None:
     # Asked without importing, which takes a while.
     if find_spec("lipcert_experiments") is None:
         raise OptionError(
-            "lipcert reproduce needs the package lipcert_experiments, which is not installed: "
+            "lipcert reproduce needs the package lipcert_experiments, which "
+            "is not installed: "
             "run `pip install .` in a checkout of lipcert, which brings both"
         )

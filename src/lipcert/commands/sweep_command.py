@@ -73,7 +73,10 @@ def _table(name: str, cells: Sequence[Cell], seeds: int) -> TextTable:
                 _shown(figure, spreads[figure]) if figure in spreads else NOTHING
             )
         rows.append(row)
-    caption = f"Mean{' ± standard deviation' if seeds > 1 else ''} over {seeds} seed{'s' if seeds > 1 else ''}."
+    caption = (
+        f"Mean{' ± standard deviation' if seeds > 1 else ''} over {seeds} "
+        f"seed{'s' if seeds > 1 else ''}."
+    )
     return TextTable(
         f"sweep of {name}", [*keys, *figures], rows, caption, words=len(keys)
     )

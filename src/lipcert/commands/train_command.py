@@ -58,7 +58,8 @@ def train_command(
     # An option that is silently left out would be taken for one that was used.
     if resumed is not None and (config or set_ or run_dir or eps):
         raise OptionError(
-            "--resume continues a run as it was configured; leave out the preset and all other options"
+            "--resume continues a run as it was configured; leave out the preset "
+            "and all other options"
         )
     from lipcert.training import TrainConfig, resume, train
 

@@ -79,7 +79,8 @@ def source_digest(source: Path) -> str:
         # Contents would take as long as decoding does. An edit changes the time.
         stat = path.stat()
         digest.update(
-            f"{path.relative_to(source).as_posix()}\n{stat.st_size} {stat.st_mtime_ns}\n".encode()
+            f"{path.relative_to(source).as_posix()}\n{stat.st_size} "
+            f"{stat.st_mtime_ns}\n".encode()
         )
     return digest.hexdigest()
 

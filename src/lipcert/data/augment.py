@@ -60,7 +60,8 @@ class Augmentation(nn.Module):
             return images
         if images.ndim != 4 or not images.is_floating_point():
             raise ShapeError(
-                f"images: expected floating-point (B, C, H, W), got {images.dtype} {tuple(images.shape)}"
+                f"images: expected floating-point (B, C, H, W), got {images.dtype} "
+                f"{tuple(images.shape)}"
             )
         if generator is None:
             return self._move(images)

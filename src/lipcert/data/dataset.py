@@ -56,7 +56,8 @@ class Split:
             or self.labels.shape != self.images.shape[:1]
         ):
             raise DataError(
-                f"labels: expected int64 ({len(self.images)},), got {self.labels.dtype} {tuple(self.labels.shape)}"
+                f"labels: expected int64 ({len(self.images)},), got "
+                f"{self.labels.dtype} {tuple(self.labels.shape)}"
             )
 
     def __len__(self) -> int:
@@ -107,7 +108,8 @@ class Dataset:
             outside = split.labels[(split.labels < 0) | (split.labels >= self.classes)]
             if len(outside):
                 raise DataError(
-                    f"{self.title}: a label of the {name} split is {int(outside[0])}, expected 0 to {self.classes - 1}"
+                    f"{self.title}: a label of the {name} split is "
+                    f"{int(outside[0])}, expected 0 to {self.classes - 1}"
                 )
 
     def in_dtype(self, dtype: torch.dtype) -> Dataset:
@@ -124,12 +126,16 @@ class Dataset:
             return self
         if count >= len(self.train):
             raise OptionError(
-                f"validation is {count}, expected less than the {len(self.train)} training images"
+                f"validation is {count}, expected less than the "
+                f"{len(self.train)} training images"
             )
         # Seed 0 and not the run's: runs with different seeds are compared on the same
         # images.
         train, validation = split_by_seed(self.train, 0, count / len(self.train))
-        note = f"{self.note}; {len(validation):,} training images kept aside for validation"
+        note = (
+            f"{self.note}; {len(validation):,} training images kept "
+            "aside for validation"
+        )
         return replace(self, train=train, validation=validation, note=note)
 
     @property
@@ -196,7 +202,8 @@ def split_by_seed(
         members = generator.permutation(np.flatnonzero(labels == label))
         if len(members) < 2:
             raise DataError(
-                f"class {label} has a single image; a split into train and test needs two or more"
+                f"class {label} has a single image; a split into train and test "
+                "needs two or more"
             )
         # Of 2 members one, of 10 two, of 1000 two hundred.
         count = min(max(round(test_fraction * len(members)), 1), len(members) - 1)
@@ -207,4 +214,7 @@ def split_by_seed(
 
 def split_note(seed: int, train: Split, test: Split) -> str:
     """How `split_by_seed` has split, in words."""
-    return f"split by seed {seed} into {len(train):,} to train on and {len(test):,} to test on"
+    return (
+        f"split by seed {seed} into {len(train):,} to train on and "
+        f"{len(test):,} to test on"
+    )

@@ -60,7 +60,8 @@ def read_examples(given: object, forms: str) -> Examples:
     kinds = list(dict.fromkeys(f"{x.dtype} {tuple(x.shape)}" for x in inputs))
     if len(kinds) > 1:
         raise DataError(
-            f"the inputs of {type(given).__name__} differ: {kinds[0]} and {kinds[1]}; resize them"
+            f"the inputs of {type(given).__name__} differ: {kinds[0]} and "
+            f"{kinds[1]}; resize them"
         )
     return Examples(torch.stack(inputs), torch.tensor(labels), _class_names(data))
 
@@ -85,12 +86,14 @@ def _example(item: Any, k: int) -> tuple[Any, Any]:
         if found_inputs and found_labels:
             return item[found_inputs[0]], item[found_labels[0]]
         raise DataError(
-            f"example {k} has the keys {', '.join(map(str, item))}; expected image and label among them"
+            f"example {k} has the keys {', '.join(map(str, item))}; expected image "
+            "and label among them"
         )
     if isinstance(item, tuple | list) and len(item) == 2:
         return item[0], item[1]
     raise DataError(
-        f"example {k} is {type(item).__name__}, expected (input, label) or a dictionary with image and label"
+        f"example {k} is {type(item).__name__}, expected (input, label) or a "
+        "dictionary with image and label"
     )
 
 
@@ -103,7 +106,8 @@ def _tensor(x: Any, k: int) -> Tensor:
         tensor = torch.from_numpy(array.copy())
     except (TypeError, ValueError) as error:
         raise DataError(
-            f"the input of example {k} is {type(x).__name__}, expected an image or numbers"
+            f"the input of example {k} is {type(x).__name__}, expected an "
+            "image or numbers"
         ) from error
     # Arrays are taken as they are; only an image of PIL is known to be (H, W) or (H, W,
     # C).

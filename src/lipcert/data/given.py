@@ -20,7 +20,8 @@ _INPUTS = ("images", "image", "x", "inputs", "data")
 _LABELS = ("labels", "label", "y", "targets")
 _WHOLE = "whole"  # the only split of data that are not split
 _FORMS = (
-    "a lipcert.data.Dataset, a pair (inputs, labels) of arrays or tensors, a torch.utils.data.Dataset of such pairs, a "
+    "a lipcert.data.Dataset, a pair (inputs, labels) of arrays or tensors, a "
+    "torch.utils.data.Dataset of such pairs, a "
     "pair (train, test) of those, or a dictionary of them by train, test and validation"
 )
 
@@ -89,7 +90,8 @@ def _examples_by_split(given: object) -> dict[str, Examples]:
         unknown = [str(key) for key in given if str(key).lower() not in SPLITS]
         if unknown or not given:
             raise DataError(
-                f"the data have the split {(unknown or ['(none)'])[0]!r}, expected {', '.join(SPLITS)}"
+                f"the data have the split {(unknown or ['(none)'])[0]!r}, expected "
+                f"{', '.join(SPLITS)}"
             )
         parts = {}
         for key, value in given.items():
@@ -122,7 +124,8 @@ def _named_arrays(arrays: Mapping[str, Any]) -> dict[str, Examples]:
     if not complete or len(complete) < len(found):
         listed = ", ".join(map(str, arrays)) or "none"
         raise DataError(
-            f"the arrays are {listed}; expected x and y, or x_train, y_train, x_test and y_test"
+            f"the arrays are {listed}; expected x and y, or x_train, y_train, "
+            "x_test and y_test"
         )
     return {
         split: Examples(pair["inputs"], pair["labels"], None)

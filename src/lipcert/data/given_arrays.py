@@ -18,7 +18,8 @@ def checked_inputs(given: Any, what: str) -> tuple[Tensor, str]:
     inputs = as_tensor(given, f"the inputs of {what}")
     if inputs.ndim < 2 or 0 in inputs.shape:
         raise DataError(
-            f"the inputs of {what} have the shape {tuple(inputs.shape)}, expected (N, …), not empty"
+            f"the inputs of {what} have the shape {tuple(inputs.shape)}, "
+            "expected (N, …), not empty"
         )
     inputs = _bytes_or_floats(inputs, what)
     remark = ""
@@ -42,17 +43,22 @@ def _bytes_or_floats(inputs: Tensor, what: str) -> Tensor:
     low, high = float(inputs.min()), float(inputs.max())
     if inputs.is_floating_point():
         if not 0 <= low <= high <= 1:  # also NaN
-            remedy = "scale them, and let the model undo it in its first layer: radii are in these units"
+            remedy = (
+                "scale them, and let the model undo it in its first layer: "
+                "radii are in these units"
+            )
             if 0 <= low <= high <= 255:
                 remedy = "divide by 255"
             raise DataError(
-                f"the inputs of {what} are from {low:g} to {high:g}, expected numbers in [0, 1]; {remedy}"
+                f"the inputs of {what} are from {low:g} to {high:g}, expected "
+                f"numbers in [0, 1]; {remedy}"
             )
         return inputs.float()
     if inputs.dtype == torch.bool or inputs.is_complex() or not 0 <= low <= high <= 255:
         kind = str(inputs.dtype).removeprefix("torch.")
         raise DataError(
-            f"the inputs of {what} are {kind} from {low:g} to {high:g}, expected bytes or floats in [0, 1]"
+            f"the inputs of {what} are {kind} from {low:g} to {high:g}, expected "
+            "bytes or floats in [0, 1]"
         )
     return inputs.to(torch.uint8)
 
@@ -71,7 +77,8 @@ def checked_labels(given: Any, count: int, what: str) -> Tensor:
     ):
         kind = f"{str(labels.dtype).removeprefix('torch.')} {tuple(labels.shape)}"
         raise DataError(
-            f"the labels of {what} are {kind}, expected integers ({count},): one class per input, from 0"
+            f"the labels of {what} are {kind}, expected integers ({count},): one "
+            "class per input, from 0"
         )
     if int(labels.min()) < 0:
         raise DataError(
@@ -92,5 +99,6 @@ def as_tensor(given: Any, what: str) -> Tensor:
         return torch.from_numpy(np.require(array, requirements=["C", "W"]))
     except (TypeError, ValueError) as error:
         raise DataError(
-            f"{what} are {type(given).__name__}, expected an array or a tensor of numbers"
+            f"{what} are {type(given).__name__}, expected an array or a "
+            "tensor of numbers"
         ) from error

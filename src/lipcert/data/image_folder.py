@@ -43,7 +43,8 @@ def read_image_folder(source: Path, seed: int) -> Dataset:
         ):
             if count == 1:
                 raise DataError(
-                    f"{source}: the class {name!r} has a single image; add another one to test on"
+                    f"{source}: the class {name!r} has a single image; add "
+                    "another one to test on"
                 )
         splits["train"], splits["test"] = split_by_seed(only, seed)
         note += f", {split_note(seed, splits['train'], splits['test'])}"
@@ -72,13 +73,15 @@ def decode_folder(source: Path, *, colour: bool = False) -> Decoded:
     training = placed.get("train") or placed.get(_WHOLE)
     if training is None:
         raise DataError(
-            f"{source} has images to test on but none in train/; add them or remove the folder test/"
+            f"{source} has images to test on but none in train/; add them or "
+            "remove the folder test/"
         )
     # Of the training images: a class that is only tested cannot be learned.
     class_names = tuple(sorted({name for name, _ in training}))
     if len(class_names) < 2:
         raise DataError(
-            f"{source} has the single class {class_names[0]!r}; a classifier needs two folders or more"
+            f"{source} has the single class {class_names[0]!r}; a classifier "
+            "needs two folders or more"
         )
     splits: dict[str, list[Labelled]] = {}
     for split in sorted(placed):
@@ -86,7 +89,8 @@ def decode_folder(source: Path, *, colour: bool = False) -> Decoded:
         for name, image in placed[split]:
             if name not in class_names:
                 raise DataError(
-                    f"{source}: {image.path} is of the class {name!r}, which has no training images"
+                    f"{source}: {image.path} is of the class {name!r}, which has "
+                    "no training images"
                 )
             splits[split].append((class_names.index(name), image))
     formats = {image.format for image in images}
@@ -107,7 +111,8 @@ def _refuse_empty_classes(source: Path) -> None:
         if next(read_files(folder, is_image_name), None) is None:
             name = folder.relative_to(source)
             raise DataError(
-                f"{source}: the class folder {name} holds no images; add some or remove it"
+                f"{source}: the class folder {name} holds no images; add "
+                "some or remove it"
             )
 
 

@@ -60,7 +60,8 @@ def decode_image(
             # 16 bits and floats: convert() would clip them to 255 without a word.
             if image.mode.startswith(("I", "F")):
                 raise DataError(
-                    f"{source}: {path} has pixels of mode {image.mode}, expected 8 bits; convert it"
+                    f"{source}: {path} has pixels of mode {image.mode}, expected 8 "
+                    "bits; convert it"
                 )
             format_name = image.format or "unknown"
             if image.mode in ("1", "L", "LA") and not colour:
@@ -116,7 +117,8 @@ def stack_splits(
             size = f"{image.pixels.shape[2]}×{image.pixels.shape[1]}"
             expected = f"{width}×{height} as {first.path}"
             raise DataError(
-                f"{source}: {image.path} has {size} pixels, expected {expected}; resize all to one size"
+                f"{source}: {image.path} has {size} pixels, expected {expected}; "
+                "resize all to one size"
             )
         # (1, H, W) is broadcast to three channels.
         stacked[row], labels[row] = image.pixels, label

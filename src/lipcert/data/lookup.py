@@ -60,15 +60,18 @@ def _not_found(name: str | Path) -> LipcertError:
     """What to say of a name or a path that leads to no data."""
     if Path(name).exists():
         return DataError(
-            f"{name} is no folder of images, no archive (.tar, .tar.gz, .tar.xz, .zip), no .npz file"
+            f"{name} is no folder of images, no archive (.tar, .tar.gz, .tar.xz, "
+            ".zip), no .npz file"
         )
     if len(Path(name).parts) > 1:
         return DataError(
-            f"{name} does not exist; expected a folder or archive of images, or an .npz file"
+            f"{name} does not exist; expected a folder or archive of "
+            "images, or an .npz file"
         )
     expected = f"{', '.join(SOURCES)} or the path of images"
     return OptionError(
-        f"there is no data set {str(name)!r}, expected {expected}{nearest(name, SOURCES)}"
+        f"there is no data set {str(name)!r}, expected "
+        f"{expected}{nearest(name, SOURCES)}"
     )
 
 

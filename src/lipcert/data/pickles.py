@@ -24,7 +24,8 @@ def read_pickle(content: bytes, path: str) -> dict[Any, Any]:
         raise
     except Exception as error:  # a damaged pickle can fail anywhere in numpy or pickle
         raise DataError(
-            f"{path} is truncated or not a pickle ({type(error).__name__}); fetch it again"
+            f"{path} is truncated or not a pickle "
+            f"({type(error).__name__}); fetch it again"
         ) from error
     if not isinstance(value, dict):
         raise DataError(f"{path} holds a {type(value).__name__}, expected a dictionary")
@@ -64,11 +65,13 @@ class _ArrayUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ALLOWED:
             raise DataError(
-                f"{self._path} names {module}.{name}, which no data file needs; it was not opened further"
+                f"{self._path} names {module}.{name}, which no data file needs; it "
+                "was not opened further"
             )
         return _ALLOWED[module, name]
 
     def persistent_load(self, pid: Any) -> Any:
         raise DataError(
-            f"{self._path} refers to an object outside of the file; it was not opened further"
+            f"{self._path} refers to an object outside of the file; it was "
+            "not opened further"
         )

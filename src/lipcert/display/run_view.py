@@ -40,10 +40,14 @@ def run_table(run: Run) -> TextTable:
         rows.append(_row(run.standard.summary))
         notes.append("standard: the same network, trained for accuracy only.")
     notes.append(
-        f"Trained in {summary.training_seconds:.0f} s. Certified: {summary.guarantee}; executed in "
+        f"Trained in {summary.training_seconds:.0f} s. Certified: "
+        f"{summary.guarantee}; executed in "
         f"{summary.execution}, rounding included; {summary.units}. Folder: {run.folder}"
     )
-    title = f"{summary.name}: {summary.model} on {summary.data_title}, {summary.inputs:,} test inputs"
+    title = (
+        f"{summary.name}: {summary.model} on {summary.data_title}, "
+        f"{summary.inputs:,} test inputs"
+    )
     return TextTable(title, columns, rows, " ".join(notes))
 
 

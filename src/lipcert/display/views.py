@@ -32,5 +32,6 @@ def frame(result: Any) -> pandas.DataFrame:
 
 def _unknown(result: Any) -> TypeError:
     return TypeError(
-        f"there is no display of a {type(result).__name__}; register one in lipcert.display"
+        f"there is no display of a {type(result).__name__}; register one "
+        "in lipcert.display"
     )

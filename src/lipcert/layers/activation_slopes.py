@@ -32,7 +32,8 @@ def _slopes(activation: nn.Module) -> tuple[float, float]:
     """[α, β] of an activation, by its rule; α < 0 would break the proposition, for which 0 ≤ α is assumed."""
     name = type(activation).__name__
     no_rule = OptionError(
-        f"activation {name} has no rule with elementwise slopes; register one, or use ReLU"
+        f"activation {name} has no rule with elementwise slopes; "
+        "register one, or use ReLU"
     )
     try:
         network = trace(activation, (1,), training=True)
@@ -54,7 +55,8 @@ def _slopes(activation: nn.Module) -> tuple[float, float]:
         )
     if not (0 <= alpha <= beta and beta > 0):
         raise OptionError(
-            f"activation {name} has slopes in [{alpha:g}, {beta:g}], expected none below 0: the layer would not be "
+            f"activation {name} has slopes in [{alpha:g}, {beta:g}], expected none "
+            "below 0: the layer would not be "
             "√rho-Lipschitz; use ReLU, LeakyReLU or Tanh"
         )
     return alpha, beta

@@ -111,7 +111,10 @@ class _RhoLipschitz(nn.Module):
     def extra_repr(self) -> str:
         sizes = ", ".join(map(str, self.weight.shape))
         learned = ", learn_rho=True" if isinstance(self.log_rho, nn.Parameter) else ""
-        return f"{sizes}, rescaling={self.rescaling!r}, rho={float(self.log_rho.detach().exp()):.6g}{learned}"
+        return (
+            f"{sizes}, rescaling={self.rescaling!r}, "
+            f"rho={float(self.log_rho.detach().exp()):.6g}{learned}"
+        )
 
 
 class RhoLipschitzLinear(_RhoLipschitz):
@@ -176,7 +179,8 @@ class RhoLipschitzConv2d(_RhoLipschitz):
     ) -> None:
         if kernel_size % 2 == 0:
             raise OptionError(
-                f"kernel_size is {kernel_size}, expected an odd number, which keeps the size of images"
+                f"kernel_size is {kernel_size}, expected an odd number, which keeps "
+                "the size of images"
             )
         shape = (hidden, channels, kernel_size, kernel_size)
         super().__init__(shape, activation, rescaling, rho, learn_rho, bias)

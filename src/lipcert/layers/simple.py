@@ -54,7 +54,8 @@ class Normalize(nn.Module):
         super().__init__()
         if len(mean) != len(std) or min(std, default=0.0) <= 0:
             raise OptionError(
-                f"mean {mean} and std {std} must have one entry per channel, and std be positive"
+                f"mean {mean} and std {std} must have one entry per channel, "
+                "and std be positive"
             )
         # Broadcast over (B, C, H, W).
         self.register_buffer("mean", torch.tensor(mean).reshape(-1, 1, 1))

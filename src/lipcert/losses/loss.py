@@ -101,7 +101,8 @@ def checked(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     outside = labels[(labels < 0) | (labels >= classes)]
     if len(outside):
         raise DataError(
-            f"labels contain {int(outside[0])}, expected 0 to {classes - 1}: the logits have that many classes"
+            f"labels contain {int(outside[0])}, expected 0 to {classes - 1}: the "
+            "logits have that many classes"
         )
     # Under autocast logits are bfloat16, in which margins and radii have two or three
     # digits.
@@ -122,7 +123,8 @@ def checked_with_constants(
     if constants.shape != (classes, classes) or not constants.is_floating_point():
         remedy = "use Estimator.pairwise() for other targets"
         raise ShapeError(
-            f"constants: expected floating-point ({classes}, {classes}), got {_kind(constants)}; {remedy}"
+            f"constants: expected floating-point ({classes}, {classes}), got "
+            f"{_kind(constants)}; {remedy}"
         )
     # The diagonal is never read: callers may leave anything there.
     other = ~torch.eye(classes, dtype=torch.bool, device=constants.device)
@@ -132,7 +134,8 @@ def checked_with_constants(
         )
     if bool(((constants < 0) & other).any()):
         raise OptionError(
-            "constants contain a negative number, expected Lipschitz constants (0 or more)"
+            "constants contain a negative number, expected Lipschitz "
+            "constants (0 or more)"
         )
     dtype = torch.promote_types(logits.dtype, constants.dtype)
     return logits.to(dtype), labels, constants.to(dtype)

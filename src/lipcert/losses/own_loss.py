@@ -34,7 +34,8 @@ class OwnLoss(TrainingLoss):
         """The loss that a program has given as an object."""
         if not callable(function):
             raise ConfigError(
-                f"loss is {type(function).__name__}, expected a function of logits, labels and constants"
+                f"loss is {type(function).__name__}, expected a function of logits, "
+                "labels and constants"
             )
         loss = cls(type=given_name(function))
         # A private attribute is no option, and is not written to config.toml.
@@ -48,7 +49,8 @@ class OwnLoss(TrainingLoss):
         if self.type.endswith(GIVEN):
             name = self.type.removesuffix(GIVEN)
             raise ConfigError(
-                f"the loss {name} was given in Python and is not stored; give it again as loss="
+                f"the loss {name} was given in Python and is not stored; give "
+                "it again as loss="
             )
         # The current folder is on the path within: a class may import more when it is
         # made.
@@ -70,7 +72,8 @@ class OwnLoss(TrainingLoss):
         value = self(logits, torch.arange(2) % classes, 1 - torch.eye(classes)).loss
         if not value.requires_grad:
             raise ConfigError(
-                f"the loss {self.type} returns a number that has no gradient with respect to the logits"
+                f"the loss {self.type} returns a number that has no gradient with "
+                "respect to the logits"
             )
 
     def __call__(self, logits: Tensor, labels: Tensor, constants: Tensor) -> Loss:
@@ -91,11 +94,12 @@ class OwnLoss(TrainingLoss):
             or value.shape != ()
             or not value.is_floating_point()
         ):
-            found = f"{type(value).__name__} {tuple(getattr(value, 'shape', ()))}".removesuffix(
-                " ()"
-            )
+            found = (
+                f"{type(value).__name__} {tuple(getattr(value, 'shape', ()))}"
+            ).removesuffix(" ()")
             raise ConfigError(
-                f"the loss {self.type} returns {found}, expected a tensor of shape () or a Loss"
+                f"the loss {self.type} returns {found}, expected a tensor of "
+                "shape () or a Loss"
             )
         return Loss(value, value.detach(), value.detach() * 0)
 

@@ -28,7 +28,8 @@ def build_network(
     if name.endswith(GIVEN):
         kind = name.removesuffix(GIVEN)
         raise ModelError(
-            f"the model {kind} was given in Python and is not stored; give it again as model="
+            f"the model {kind} was given in Python and is not stored; give "
+            "it again as model="
         )
     if is_own(name):
         return zoo.ranged(from_factory(name, seed), input_range)

@@ -59,7 +59,8 @@ def load_weights(model: nn.Module, path: Path) -> None:
     for name in sorted(wanted.keys() - tensors.keys()):
         found = f"it holds {_listed(tensors)}"
         raise ModelError(
-            f"{path} does not fit the model: {name} is missing; {found}{nearest(name, tensors)}"
+            f"{path} does not fit the model: {name} is missing; "
+            f"{found}{nearest(name, tensors)}"
         )
     for name in sorted(tensors.keys() - wanted.keys()):
         raise ModelError(

@@ -60,7 +60,8 @@ class Assembly:
             return self._linear(call, result)
         if result.shape != call.out_shape:
             raise Refusal(
-                f"its rule passes on a tensor of shape {result.shape}, its result has {call.out_shape}"
+                f"its rule passes on a tensor of shape {result.shape}, its result "
+                f"has {call.out_shape}"
             )
         if self.check:
             check_passed(call, result)

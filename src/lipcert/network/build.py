@@ -138,7 +138,10 @@ class _Builder:
             remedy = "the model must return one tensor that depends on its input"
             raise UnsupportedError([UnsupportedNode("output", "output", remedy)])
         if 0 in output.shape:
-            remedy = f"the model returns no numbers, rows of shape {output.shape}; it needs a logit for every class"
+            remedy = (
+                f"the model returns no numbers, rows of shape {output.shape}; "
+                "it needs a logit for every class"
+            )
             raise UnsupportedError([UnsupportedNode("output", "output", remedy)])
         # The output site needs a linear node of its own.
         if output.source in [site.output for site in sites]:
@@ -208,5 +211,6 @@ class _Builder:
             raise Refusal("it puts the rows of the batch beside each other")
         if value.dtype != self.program.dtype:
             raise Refusal(
-                f"it computes in {value.dtype} inside a model in {self.program.dtype}; use one type throughout"
+                f"it computes in {value.dtype} inside a model in "
+                f"{self.program.dtype}; use one type throughout"
             )

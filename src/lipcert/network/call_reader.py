@@ -42,7 +42,8 @@ class CallReader:
         args, kwargs = as_executed(operation, given[0], given[1], self.program.dtype)
         for key, value in kwargs.items():
             if isinstance(value, torch.dtype) and value == self.program.dtype:
-                kwargs[key] = self.dtype  # float64 in the exact network
+                # Float64 in the exact network.
+                kwargs[key] = self.dtype
         invoke: Any = operation.target
         module = None
         opaque = self.program.opaque.get(operation)
@@ -64,7 +65,8 @@ class CallReader:
             return self.values[node]
         if kind == "dependent":
             raise Refusal(
-                "it reads several results of one operation at once; pick one of them first"
+                "it reads several results of one operation at once; pick "
+                "one of them first"
             )
         if kind == "constant":
             return self._constant(node)

@@ -166,7 +166,8 @@ def _simplify(graph: fx.Graph) -> None:
             # Which does not depend on memory formats.
             node.target = aten.reshape.default
         elif name == "copy" and _type(node.args[1]) == _type(node):
-            node.target = aten.expand_as.default  # which is differentiable
+            # which is differentiable.
+            node.target = aten.expand_as.default
             node.args = (node.args[1], node.args[0])
         # In eval mode the slope of RReLU is the mean of its limits.
         elif name == "rrelu" and not _argument(node, 3, "training", False):

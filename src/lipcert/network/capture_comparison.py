@@ -40,7 +40,10 @@ def check_capture(program: Program, model: nn.Module) -> None:
     """
     if program.changed:
         shown = ", ".join(program.changed)
-        remedy = f"it changes {shown} whenever it runs, so that results depend on what it has seen; call model.eval()"
+        remedy = (
+            f"it changes {shown} whenever it runs, so that results depend on "
+            "what it has seen; call model.eval()"
+        )
         raise unsupported(model, "state", remedy)
     with unchanged(model):
         # If they differed, certificates would be about another function than the one
@@ -86,7 +89,8 @@ def _tried(program: Program, model: nn.Module, batch: int, mode: str) -> str:
             raise _differs(model, failure) from error
     if isinstance(expected, FakeTensor):
         remedy = (
-            "it keeps a tensor that it computes at its first call, outside of its attributes, and that call was the "
+            "it keeps a tensor that it computes at its first call, outside of its "
+            "attributes, and that call was the "
             "capture; build it anew, forget that tensor, and call the model once before"
         )
         raise unsupported(model, "capture", remedy)
@@ -95,8 +99,10 @@ def _tried(program: Program, model: nn.Module, batch: int, mode: str) -> str:
 
 def _differs(model: nn.Module, difference: str) -> UnsupportedError:
     remedy = (
-        f"what torch.export captures is not what the model returns: {difference}; forward must not depend on the batch "
-        "size (x.squeeze() does), on gradients being recorded, on memory layouts, on values that it reads, on chance, "
+        f"what torch.export captures is not what the model returns: {difference}; "
+        "forward must not depend on the batch "
+        "size (x.squeeze() does), on gradients being recorded, on memory layouts, on "
+        "values that it reads, on chance, "
         "on earlier calls or on how it is called"
     )
     return unsupported(model, "capture", remedy)
@@ -146,7 +152,10 @@ def _difference(found: Tensor, expected: Any, batch: int, other_layout: bool) ->
         return f"it returns a {type(expected).__name__}"
     expected = expected.detach()
     if expected.shape[:1] != (batch,):
-        return f"the shape of its result is {tuple(expected.shape)}, without the batch axis in front"
+        return (
+            f"the shape of its result is {tuple(expected.shape)}, without the "
+            "batch axis in front"
+        )
     if found.shape != expected.shape:
         return f"the shape is {tuple(expected.shape)} instead of {tuple(found.shape)}"
     if found.dtype != expected.dtype:
@@ -162,4 +171,7 @@ def _difference(found: Tensor, expected: Any, batch: int, other_layout: bool) ->
         same |= (found - expected).abs() <= 1e-4 * expected.abs().amax()
     if bool(same.all()):
         return ""
-    return f"entries differ by up to {float((found - expected).abs().nan_to_num().max()):.3g}"
+    return (
+        "entries differ by up to "
+        f"{float((found - expected).abs().nan_to_num().max()):.3g}"
+    )

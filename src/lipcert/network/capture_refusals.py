@@ -33,7 +33,8 @@ def checked_shape(input_shape: Any) -> Shape:
         if not isinstance(shown, int | tuple | list):
             shown = f"a {type(input_shape).__name__}"
         raise ShapeError(
-            f"input_shape is {shown}, expected a tuple without the batch axis, such as (3, 32, 32)"
+            f"input_shape is {shown}, expected a tuple without the batch axis, "
+            "such as (3, 32, 32)"
         )
     return sizes
 
@@ -62,22 +63,28 @@ def _check_tensors(model: nn.Module) -> None:
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if nn.parameter.is_lazy(tensor):
             raise ModelError(
-                f"{name} has no shape yet; run the model once on an input before it is bounded"
+                f"{name} has no shape yet; run the model once on an input "
+                "before it is bounded"
             )
         if tensor.is_meta:
             raise ModelError(
-                f"{name} is on the meta device, which has no values; load the weights first"
+                f"{name} is on the meta device, which has no values; load "
+                "the weights first"
             )
         if tensor.is_inference():
             raise ModelError(
-                f"{name} was made in torch.inference_mode, where it cannot be captured; make the model outside of it"
+                f"{name} was made in torch.inference_mode, where it cannot be "
+                "captured; make the model outside of it"
             )
 
 
 def _check_inputs(model: nn.Module) -> None:
     """Refuse several inputs."""
     # The first parameter of a bound forward is x.
-    remedy = "the model takes more than one input; fix the others with functools.partial or a wrapper module"
+    remedy = (
+        "the model takes more than one input; fix the others with "
+        "functools.partial or a wrapper module"
+    )
     others = []
     for parameter in list(inspect.signature(model.forward).parameters.values())[1:]:
         named = (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
@@ -114,7 +121,10 @@ def check_graph(exported: torch.export.ExportedProgram, model: nn.Module) -> Non
         if node.op == "get_attr" or isinstance(
             node.target, torch._ops.HigherOrderOperator
         ):
-            remedy = f"it uses {node.target}, whose inside is not looked into; write it without control flow"
+            remedy = (
+                f"it uses {node.target}, whose inside is not looked into; write "
+                "it without control flow"
+            )
             raise unsupported(model, "torch.export", remedy)
     signature = exported.graph_signature
     inputs = [
@@ -125,7 +135,10 @@ def check_graph(exported: torch.export.ExportedProgram, model: nn.Module) -> Non
         or not isinstance(inputs[0], Tensor)
         or signature.inputs_to_lifted_custom_objs
     ):
-        remedy = "it takes something else than one tensor, such as a random generator; use parameters and buffers"
+        remedy = (
+            "it takes something else than one tensor, such as a random "
+            "generator; use parameters and buffers"
+        )
         raise unsupported(model, "input", remedy)
     # Guards are what torch.export has assumed about the number of rows and cannot
     # prove, such as s0 % 8 == 0, s0 != 9: branches that forward has taken. Where one is
@@ -133,7 +146,10 @@ def check_graph(exported: torch.export.ExportedProgram, model: nn.Module) -> Non
     rows: Any = inputs[0].shape[0]
     for guard in rows.node.shape_env.guards:
         if guard.expr != sympy.true:
-            remedy = f"its forward depends on the number of rows of a batch, {rows}: {guard.expr}"
+            remedy = (
+                "its forward depends on the number of rows of a batch, "
+                f"{rows}: {guard.expr}"
+            )
             raise unsupported(model, "torch.export", remedy)
 
 

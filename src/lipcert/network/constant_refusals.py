@@ -20,7 +20,8 @@ _UNINITIALISED = {
     "new_empty_strided",
 }
 _ROWS_ALIKE = (
-    "expand expand_as repeat zeros ones full new_zeros new_ones new_full zeros_like ones_like full_like fill copy to "
+    "expand expand_as repeat zeros ones full new_zeros new_ones new_full zeros_like "
+    "ones_like full_like fill copy to "
     "_to_copy type_as clone view_as reshape_as lift_fresh_copy contiguous detach alias"
 )
 """Operators whose result has equal rows if their arguments have."""

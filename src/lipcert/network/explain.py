@@ -43,12 +43,19 @@ def explained(error: Exception, model: nn.Module, x: Tensor) -> Exception:
     except Exception as failure:
         shape = tuple(x.shape[1:])
         return ShapeError(
-            f"the model does not accept inputs of shape {shape} (one input, without the batch axis): "
+            f"the model does not accept inputs of shape {shape} (one input, "
+            "without the batch axis): "
             f"{first_line(failure)}"
         )
-    remedy = "torch.export cannot follow its forward; write it without control flow that depends on values"
+    remedy = (
+        "torch.export cannot follow its forward; write it without control flow "
+        "that depends on values"
+    )
     if "specialized it to be a constant" in str(error):
-        remedy = "its forward fixes the number of rows of a batch, or mixes them; keep the batch axis in front"
+        remedy = (
+            "its forward fixes the number of rows of a batch, or mixes them; "
+            "keep the batch axis in front"
+        )
     return unsupported(model, "torch.export", f"{remedy} ({described(error)})")
 
 

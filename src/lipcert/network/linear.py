@@ -77,7 +77,8 @@ class LinearOp(ABC):
     def _check(self, x: Tensor, shape: Shape, verb: str) -> None:
         if tuple(x.shape[1:]) != shape:
             raise ShapeError(
-                f"{type(self).__name__}.{verb} expects rows of shape {shape}, got {tuple(x.shape[1:])}"
+                f"{type(self).__name__}.{verb} expects rows of shape {shape}, got "
+                f"{tuple(x.shape[1:])}"
             )
 
     @abstractmethod

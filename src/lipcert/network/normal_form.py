@@ -132,7 +132,8 @@ class Network:
         shape = self.output_shape
         if len(shape) != 1:
             raise OptionError(
-                f"the output has shape {shape} per input, expected a vector of logits; use target='network'"
+                f"the output has shape {shape} per input, expected a vector of "
+                "logits; use target='network'"
             )
 
     @cached_property

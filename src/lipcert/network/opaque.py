@@ -111,7 +111,10 @@ class RuledModules:
         except (
             Exception
         ) as error:  # tensors that are computed, or whatever a module's code raises
-            remedy = "it has a rule, but it cannot be copied; compute weights by torch.nn.utils.parametrize"
+            remedy = (
+                "it has a rule, but it cannot be copied; compute weights by "
+                "torch.nn.utils.parametrize"
+            )
             raise self._refused(index, remedy) from error
 
     def _forward(self, index: int) -> Callable[..., Tensor]:
@@ -128,7 +131,8 @@ class RuledModules:
             ):
                 raise self._refused(
                     index,
-                    "it has a rule, so it must be called with one tensor, its first argument",
+                    "it has a rule, so it must be called with one tensor, its "
+                    "first argument",
                 )
             if self._runs:
                 self._check_state(index)
@@ -145,8 +149,10 @@ class RuledModules:
             # one even if it is equal.
             if path not in before or path not in now or before[path] is not now[path]:
                 remedy = (
-                    f"it has a rule, but its attribute {path} is set while the model runs, by a hook or by the code "
-                    "that calls it; set it before, compute it in its own forward, or use torch.nn.utils.parametrize"
+                    f"it has a rule, but its attribute {path} is set while the model "
+                    "runs, by a hook or by the code "
+                    "that calls it; set it before, compute it in its own forward, or "
+                    "use torch.nn.utils.parametrize"
                 )
                 raise self._refused(index, remedy)
 

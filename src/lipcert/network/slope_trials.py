@@ -16,7 +16,8 @@ from lipcert.rounding import UNIT_ROUNDOFF
 
 _PAIRS = 24
 _FEWEST_PAIRS = 2
-_ENTRIES = 1 << 15  # of pairs of inputs
+# Of pairs of inputs.
+_ENTRIES = 1 << 15
 
 
 @torch.no_grad()
@@ -101,5 +102,6 @@ def _check_elementwise(call: Call, shape: Shape) -> None:
     first, second = call.run([x]), call.run([other])
     if first.shape != x.shape or bool((first != second)[kept].any()):
         raise Refusal(
-            "its rule says that it acts on every entry by itself, but entries of its result depend on others"
+            "its rule says that it acts on every entry by itself, but entries of its "
+            "result depend on others"
         )

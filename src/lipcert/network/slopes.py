@@ -67,7 +67,8 @@ class Slope:
             and self.alpha > self.beta
         ):
             raise OptionError(
-                f"the slopes are [{self.alpha}, {self.beta}], expected the smaller one first"
+                f"the slopes are [{self.alpha}, {self.beta}], expected the "
+                "smaller one first"
             )
         if self.curvature is not None and not 0 <= self.curvature < inf:
             raise OptionError(
@@ -75,7 +76,8 @@ class Slope:
             )
         if self.extremum not in (-1, 0, 1) or self.group < 0:
             raise OptionError(
-                f"extremum={self.extremum}, group={self.group}: expected -1, 0 or 1, and no negative group"
+                f"extremum={self.extremum}, group={self.group}: expected -1, 0 or 1, "
+                "and no negative group"
             )
 
     def interval(self) -> tuple[float | Tensor, float | Tensor]:
@@ -182,7 +184,8 @@ def smooth(curvature: float, *kinks: float) -> Slope:
     return replace(SMOOTH, curvature=curvature, kinks=kinks)
 
 
-_ROUNDED = 1 + 2.0**-22  # torch has numbers of its own in float32, and their products
+# Torch has numbers of its own in float32, and their products.
+_ROUNDED = 1 + 2.0**-22
 _SELU_SLOPE = (
     1.0507009873554804934193349852946 * 1.6732632423543772848170429916717 * _ROUNDED
 )

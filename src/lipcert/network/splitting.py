@@ -48,7 +48,8 @@ def split_sums(program: Program, products: int = PRODUCTS) -> Program:
         raise OptionError(f"longest_sum is {products}, expected 1 or more")
     if program.opaque:
         raise OptionError(
-            "longest_sum does not go with rules of your own for modules; certify without it"
+            "longest_sum does not go with rules of your own for modules; "
+            "certify without it"
         )
     # Split as a module, then captured anew: rules and rounding analysis see the parts
     # as they see any other layers.

@@ -81,8 +81,10 @@ def _check_curvature(call: Call, slope: Slope, curvature: float) -> None:
         ends = (float(low.flatten()[worst]), float(high.flatten()[worst]))
         found = 2 * bend.flatten()[worst] / spans.flatten()[worst]
         raise Refusal(
-            f"its rule says curvature={curvature:g}, but its slope changes {float(found):.3g} times as much as its "
-            f"input between {ends[0]:.6g} and {ends[1]:.6g}, where the rule names no kink"
+            f"its rule says curvature={curvature:g}, but its slope changes "
+            f"{float(found):.3g} times as much as its "
+            f"input between {ends[0]:.6g} and {ends[1]:.6g}, where the "
+            "rule names no kink"
         )
 
 
@@ -124,7 +126,8 @@ def _check_monotone(call: Call, slope: Slope) -> None:
             worst = int(fall.argmax())
             values = (float(before.flatten()[worst]), float(after.flatten()[worst]))
             raise Refusal(
-                f"its rule says monotone=True, but an entry of its result falls from {values[0]:.6g} to "
+                "its rule says monotone=True, but an entry of its result falls from "
+                f"{values[0]:.6g} to "
                 f"{values[1]:.6g} when entries of its input grow"
             )
 
@@ -147,9 +150,11 @@ def _check_extremum(call: Call, sign: int) -> None:
     if not torch.equal((places - size // 2).double(), results):
         wrong = results[(places - size // 2).double() != results]
         raise Refusal(
-            f"{told}, but an entry of its result, {float(wrong[0]):.6g}, is no entry of its input"
+            f"{told}, but an entry of its result, {float(wrong[0]):.6g}, is no "
+            "entry of its input"
         )
-    decides = order.argsort(1).gather(1, places)  # which entries of the input these are
+    # Which entries of the input these are.
+    decides = order.argsort(1).gather(1, places)
     _check_owners(order - size // 2, decides, results, sign, told)
 
 
@@ -165,7 +170,8 @@ def _check_owners(
     if bool((owner[decides] != results_of).any()):
         entry = int(decides[owner[decides] != results_of][0])
         raise Refusal(
-            f"{told}, but several entries of its result are decided by entry {entry} of its input"
+            f"{told}, but several entries of its result are decided by entry "
+            f"{entry} of its input"
         )
     # Whatever decides a result in one row belongs to its set, so that in no other row
     # may it exceed that result.
@@ -175,8 +181,10 @@ def _check_owners(
     if bool((beyond > 0).any()):
         row, column = (int(i) for i in (beyond > 0).nonzero()[0])
         raise Refusal(
-            f"{told}, but an entry of its result is {float(results[row, owner[owned[column]]]):.6g} where entry "
-            f"{int(owned[column])} of its input, which decides it elsewhere, is {float(own[row, column]):.6g}"
+            f"{told}, but an entry of its result is "
+            f"{float(results[row, owner[owned[column]]]):.6g} where entry "
+            f"{int(owned[column])} of its input, which decides it elsewhere, is "
+            f"{float(own[row, column]):.6g}"
         )
 
 
@@ -186,7 +194,8 @@ def _check_group(call: Call, slope: Slope) -> None:
     same = shape and call.out_shape and shape[0] == call.out_shape[0]
     if not same or shape[0] % group:
         raise Refusal(
-            f"its rule says group={group}, but its input has the shape {shape} and its result {call.out_shape}, "
+            f"its rule says group={group}, but its input has the shape {shape} and "
+            f"its result {call.out_shape}, "
             f"expected as many channels in both, in groups of {group}; leave group= out"
         )
     generator = torch.Generator().manual_seed(29)
@@ -207,6 +216,7 @@ def _check_group(call: Call, slope: Slope) -> None:
         if bool((change > _noise(call, slope, size)).any()):
             channel = int((change > _noise(call, slope, size)).nonzero()[0, 1])
             raise Refusal(
-                f"its rule says group={group}, but entries of channel {channel} of its result change by up to "
+                f"its rule says group={group}, but entries of channel {channel} of "
+                "its result change by up to "
                 f"{float(change.max()):.3g} when only channels of other groups do"
             )

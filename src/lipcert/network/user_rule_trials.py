@@ -27,7 +27,8 @@ from lipcert.rounding import UNIT_ROUNDOFF
 _SCALES = (1e-6, 1e-3, 1.0, 10.0, 1e2, 1e3, 1e4, 1e6)
 _PROBES = 8
 _TOLERANCE = 1e-3
-_POINTS = 1 << 21  # of all grids together
+# Of all grids together.
+_POINTS = 1 << 21
 _FEWEST_POINTS, _MOST_POINTS = 32, 1 << 12
 _NEAR = 12.0  # where a grid is even: what activations do, they do there
 _ALIKE = 97  # points whose entries are nearly alike
@@ -72,7 +73,8 @@ def check_users_linear(call: Call, op: LinearOp) -> None:
         if not float(error.max()) <= _TOLERANCE * size:
             largest = float(x.abs().max())
             raise Refusal(
-                f"its rule gives a linear operation that is false for inputs of size {largest:.3g}"
+                "its rule gives a linear operation that is false for inputs of "
+                f"size {largest:.3g}"
             )
     if isinstance(op, Function):
         _check_rounding_facts(op, x)
@@ -83,7 +85,8 @@ def _check_rounding_facts(op: Function, x: Tensor) -> None:
         image = op.apply(x.abs())
         if float(image.min()) < -_TOLERANCE * float(image.abs().max()):
             raise Refusal(
-                "its rule says nonnegative=True, but positive inputs give negative results"
+                "its rule says nonnegative=True, but positive inputs give "
+                "negative results"
             )
     if op.terms < 0:
         return
@@ -92,11 +95,13 @@ def _check_rounding_facts(op: Function, x: Tensor) -> None:
     outputs = x.new_zeros(_PROBES, *op.out_shape)
     places = torch.linspace(0, outputs[0].numel() - 1, _PROBES).long()
     outputs.reshape(_PROBES, -1)[torch.arange(_PROBES), places] = 1.0
-    rows = op.adjoint(outputs).reshape(_PROBES, -1)  # of the matrix
+    # of the matrix.
+    rows = op.adjoint(outputs).reshape(_PROBES, -1)
     products = int((rows != 0).sum(1).max())
     if products > max(op.terms, 1):
         raise Refusal(
-            f"its rule says terms={op.terms}, but an entry of its result sums {products} products"
+            f"its rule says terms={op.terms}, but an entry of its result sums "
+            f"{products} products"
         )
     if op.terms == 0 and bool(((rows != 0) & (rows != 1)).any()):
         raise Refusal(
@@ -177,7 +182,8 @@ def _search_steeper(call: Call, slope: Slope) -> None:
             try:
                 (v,) = torch.autograd.grad(call.run([start]), start, rise)
             except RuntimeError:
-                return  # it has no derivative, and nothing to follow
+                # It has no derivative, and nothing to follow.
+                return
 
 
 def _check_ulps(call: Call, slope: Slope) -> None:
@@ -197,5 +203,6 @@ def _check_ulps(call: Call, slope: Slope) -> None:
                 (error / (2 * UNIT_ROUNDOFF[call.dtype] * size + 1e-30)).max()
             )
             raise Refusal(
-                f"its rule says ulps={slope.ulps:g}, but a result is off by {worst:.3g} of them"
+                f"its rule says ulps={slope.ulps:g}, but a result is off by "
+                f"{worst:.3g} of them"
             )

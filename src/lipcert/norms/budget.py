@@ -56,7 +56,8 @@ def passed_sites(base: Network) -> list[int]:
     Nodes are in topological order, so such a node is one that no edge leads around:
     none that starts before it and ends behind it. Nonlinearities count as edges here.
     """
-    ends = [0] * len(base.nodes)  # where the longest edge out of each node ends
+    # Where the longest edge out of each node ends.
+    ends = [0] * len(base.nodes)
     for v, node in enumerate(base.nodes):
         for edge in node.edges:
             ends[edge.source] = max(ends[edge.source], v)
@@ -126,7 +127,8 @@ def weigh(
     output = _output_weights(guide.rough, last)
     norms = torch.zeros(last + 1, last + 1, dtype=torch.float64)
     for pair in pairs:
-        norms[pair] = inf  # not known yet
+        # not known yet.
+        norms[pair] = inf
     span, left = _FIRST_SPAN, list(pairs)
     while True:
         closed = with_products(norms, guide.passing)
@@ -140,7 +142,8 @@ def weigh(
         closed = with_products(norms, guide.passing).nan_to_num(posinf=0.0)
         weight = shares(closed, output)
         if not bool(torch.isfinite(weight).all()):
-            weight = (closed > 0).double()  # beyond the range of numbers: all count
+            # Beyond the range of numbers: all count.
+            weight = (closed > 0).double()
         if sum(float(weight[pair]) for pair in left) <= tolerance:
             break
         # Spans of 4, 6, 9, 13, … sites: at the latest, the span of the whole network

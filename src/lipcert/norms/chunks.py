@@ -61,8 +61,10 @@ class Chunk:
             return estimate_norms(self.sweep, vectors)
         if self._size > self._memory:
             raise TooLargeError(
-                f"the derivative of one norm takes {shown_bytes(self._size)}, {shown_bytes(self._memory)} may be used; "
-                "estimate under torch.no_grad(), leave long maps to products (span=4), or give more (memory=)"
+                f"the derivative of one norm takes {shown_bytes(self._size)}, "
+                f"{shown_bytes(self._memory)} may be used; "
+                "estimate under torch.no_grad(), leave long maps to products "
+                "(span=4), or give more (memory=)"
             )
         if self._is_whole:
             return estimate_norms(self.sweep, vectors)

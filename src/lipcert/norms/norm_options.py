@@ -34,13 +34,16 @@ class NormOptions:
     def __post_init__(self) -> None:
         if not 0 < self.inflation < 1:
             raise OptionError(
-                f"inflation is {self.inflation}, expected a number between 0 and 1, such as 0.005"
+                f"inflation is {self.inflation}, expected a number between 0 "
+                "and 1, such as 0.005"
             )
         if not 0 < self.failure_probability < 1:
             raise OptionError(
-                f"failure_probability is {self.failure_probability}, expected a number between 0 and 1"
+                f"failure_probability is {self.failure_probability}, expected a "
+                "number between 0 and 1"
             )
         if self.dense_limit < 0 or self.memory <= 0:
             raise OptionError(
-                f"dense_limit is {self.dense_limit} and memory {self.memory}, expected at least 0 and 1"
+                f"dense_limit is {self.dense_limit} and memory {self.memory}, "
+                "expected at least 0 and 1"
             )

@@ -119,7 +119,10 @@ class Forecast:
     memory: int
 
     def __str__(self) -> str:
-        return f"about {timedelta(seconds=max(1, round(self.seconds)))}, {shown_bytes(self.memory)}"
+        return (
+            f"about {timedelta(seconds=max(1, round(self.seconds)))}, "
+            f"{shown_bytes(self.memory)}"
+        )
 
 
 def forecast(
@@ -138,9 +141,12 @@ def forecast(
     # too.
     if plan.memory > options.memory:
         raise TooLargeError(
-            f"a norm of this network takes {shown_bytes(plan.memory)}, and {shown_bytes(options.memory)} may be used "
-            f"(all norms: {expected}); give more memory (NormOptions(memory=…), --max-memory), allow a larger "
-            "inflation (NormOptions(inflation=0.05)), use the method naive, or look at an estimate"
+            f"a norm of this network takes {shown_bytes(plan.memory)}, and "
+            f"{shown_bytes(options.memory)} may be used "
+            f"(all norms: {expected}); give more memory (NormOptions(memory=…), "
+            "--max-memory), allow a larger "
+            "inflation (NormOptions(inflation=0.05)), use the method naive, or "
+            "look at an estimate"
         )
     _LOG.info(
         "norms: %d proved, %d by Lanczos, %s expected",
@@ -163,5 +169,6 @@ def _speed(network: Network) -> float:
         began = perf_counter()
         for rows in network.push(0, some):
             if rows is not None:
-                rows.flatten()[0].item()  # devices work behind our back
+                # Devices work behind our back.
+                rows.flatten()[0].item()
     return _ROWS * work / max(perf_counter() - began, 1e-9)

@@ -50,7 +50,10 @@ def magnitude_norm(op: LinearOp, like: Tensor) -> float:
 
 def _dense_magnitude_norm(op: LinearOp, like: Tensor) -> float:
     if prod(op.in_shape) * prod(op.out_shape) > _DENSE_ENTRIES:
-        remedy = "state terms= and nonnegative=True in its rule, so that its rounding errors can be bounded"
+        remedy = (
+            "state terms= and nonnegative=True in its rule, so that its "
+            "rounding errors can be bounded"
+        )
         raise UnsupportedError(
             [UnsupportedNode("a registered linear function", "Function", remedy)]
         )

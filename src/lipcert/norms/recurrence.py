@@ -65,7 +65,8 @@ class Recurrence:
         gathered = 0.0  # Σ_{j≤m} p_{j−1} δ_j / p_{m−1}
         total = 0.0
         for alpha, beta, lost in zip(self.alpha, self.beta, self.lost, strict=True):
-            factor = x - alpha - before  # β_m p_m / p_{m−1}
+            # Β_m p_m / p_{m−1}.
+            factor = x - alpha - before
             if not factor > 0.0:
                 return inf
             # The rounding of `factor` is that of another α_m, so it belongs to e_m.

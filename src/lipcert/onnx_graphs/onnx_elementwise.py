@@ -80,7 +80,8 @@ def prelu(node: OnnxNode) -> Step:
     )
     if slope.numel() != 1 and not per_channel:
         raise RefusalError(
-            f"its slope has the shape {tuple(slope.shape)}, expected one or one per channel"
+            f"its slope has the shape {tuple(slope.shape)}, expected one "
+            "or one per channel"
         )
     return node.step(F.prelu, {"weight": slope.reshape(-1)})
 
@@ -163,7 +164,8 @@ def binary(node: OnnxNode) -> Step:
         other.dim() == activation.dim() and other.shape[0] != 1
     ):
         raise RefusalError(
-            f"a constant of shape {tuple(other.shape)} treats the rows of a batch differently"
+            f"a constant of shape {tuple(other.shape)} treats the rows of a "
+            "batch differently"
         )
     # 5 − x and 5 / x: the step takes activations first.
     if node.kind in ("Sub", "Div") and constant is left:

@@ -19,9 +19,12 @@ FAMILIES = (onnx_elementwise, onnx_layers, onnx_pools, onnx_shapes)
 """The files that make operators known."""
 _OF_SHAPES = ("Shape", "Size")
 _REMEDIES = {
-    "LRN": "local response normalisation has no Lipschitz constant that holds everywhere; use BatchNormalization",
-    "LayerNormalization": "its Lipschitz constant is unbounded near constant inputs; use BatchNormalization",
-    "InstanceNormalization": "its Lipschitz constant is unbounded near constant inputs; use BatchNormalization",
+    "LRN": "local response normalisation has no Lipschitz constant that holds "
+    "everywhere; use BatchNormalization",
+    "LayerNormalization": "its Lipschitz constant is unbounded near constant inputs; "
+    "use BatchNormalization",
+    "InstanceNormalization": "its Lipschitz constant is unbounded near constant "
+    "inputs; use BatchNormalization",
 }
 
 
@@ -132,7 +135,8 @@ class Builder:
             if value.dim() == 0 or len(value) != len(self.sample):
                 raise _unsupported(
                     node,
-                    f"its result has the shape {tuple(value.shape)} without a batch axis in front",
+                    f"its result has the shape {tuple(value.shape)} without a "
+                    "batch axis in front",
                 )
             self.activations[name] = value
         self.module.add(node, step, takes)

@@ -64,7 +64,8 @@ class OnnxNode:
         first = self.inputs[0]
         if not isinstance(first, Tensor):
             raise RefusalError(
-                "its first input is a constant and another one is not; write it the other way round"
+                "its first input is a constant and another one is not; write it "
+                "the other way round"
             )
         return first
 
@@ -78,7 +79,8 @@ class OnnxNode:
         value = self.inputs[place]
         if isinstance(value, Tensor):
             raise RefusalError(
-                f"input {place} depends on the input of the network, expected a constant"
+                f"input {place} depends on the input of the network, "
+                "expected a constant"
             )
         return value
 

@@ -54,7 +54,8 @@ def window(
         or node.x.dim() != rank + 2
     ):
         raise RefusalError(
-            f"kernel_shape is {node.attribute('kernel_shape')}, the weights and the input say otherwise"
+            f"kernel_shape is {node.attribute('kernel_shape')}, the weights and "
+            "the input say otherwise"
         )
     stride = list(node.attribute("strides", [1] * rank))
     dilation = list(node.attribute("dilations", [1] * rank))

@@ -42,7 +42,8 @@ def _row_shape(node: OnnxNode, target: Sequence[int]) -> list[int]:
         shape = []
     if not shape or shape[0] != node.batch:
         raise RefusalError(
-            f"it makes {tuple(node.x.shape)} {tuple(target)}; the batch has to stay the first axis"
+            f"it makes {tuple(node.x.shape)} {tuple(target)}; the batch has to "
+            "stay the first axis"
         )
     return shape[1:]
 

@@ -78,20 +78,23 @@ def _read(path: Path) -> _File:
     if len(inputs) != 1:
         names = ", ".join(value.name for value in inputs) or "none"
         raise ModelError(
-            f"{path} has the inputs {names}, expected a single one; make the others constants"
+            f"{path} has the inputs {names}, expected a single one; make "
+            "the others constants"
         )
     kind = inputs[0].type.tensor_type
     if kind.elem_type not in _DTYPES:
         name = onnx.TensorProto.DataType.Name(kind.elem_type).lower()
         raise ModelError(
-            f"{path} takes {name} inputs, expected float32 or float64; export it with these"
+            f"{path} takes {name} inputs, expected float32 or float64; "
+            "export it with these"
         )
     # 0 stands for a size that has a name only, such as "batch".
     sizes = [dimension.dim_value for dimension in kind.shape.dim]
     if len(sizes) < 2 or 0 in sizes[1:]:
         listed = tuple(d.dim_value or d.dim_param or "?" for d in kind.shape.dim)
         raise ModelError(
-            f"{path} takes inputs of shape {listed}, expected known sizes after the batch axis"
+            f"{path} takes inputs of shape {listed}, expected known sizes "
+            "after the batch axis"
         )
     own = [entry for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
     opset = max(entry.version for entry in own)
@@ -120,7 +123,8 @@ def _chosen_output(file: _File, output: str | None) -> str:
         if output is not None:
             given = f"{output!r} is not one of them"
         raise ModelError(
-            f"{file.path} has the outputs {', '.join(names)}, {given}; use load_onnx(…, output=…)"
+            f"{file.path} has the outputs {', '.join(names)}, {given}; use "
+            "load_onnx(…, output=…)"
         )
     return output
 
@@ -136,7 +140,11 @@ def _compare(model: OnnxModule, file: _File) -> None:
             (expected,) = run_session(session, x, [model.output_name], file.rows)
             found = difference(model(x), expected)
             if found > TOLERANCE:
-                how_far = f"outputs differ by {found:.2g} of the largest one, more than {TOLERANCE:g}"
+                how_far = (
+                    f"outputs differ by {found:.2g} of the largest one, more "
+                    f"than {TOLERANCE:g}"
+                )
                 raise ModelError(
-                    f"{file.path} was read as something else than onnxruntime computes: {how_far}"
+                    f"{file.path} was read as something else than onnxruntime "
+                    f"computes: {how_far}"
                 )

@@ -44,7 +44,8 @@ def _origin(run: RunFolder) -> Origin:
     rows = {
         "command": _command(run),
         "note": summary.note,
-        "guarantee": f"{summary.guarantee or NOTHING}; executed in {summary.execution}, rounding included",
+        "guarantee": f"{summary.guarantee or NOTHING}; executed in "
+        f"{summary.execution}, rounding included",
         "method": f"{summary.method or NOTHING}, {summary.target or NOTHING}",
         "units": summary.units,
         "data": _joined(run.data, summary.data_note or data.get("note")),

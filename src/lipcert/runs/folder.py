@@ -144,7 +144,8 @@ def read_runs(folders: Sequence[str | Path]) -> list[RunFolder]:
             runs[k] = replace(run, name=f"{run.name} ({run.folder})")
     if len({run.name for run in runs}) < len(runs):
         raise DataError(
-            f"a run is given twice: {', '.join(run.name for run in runs)}; name every folder once"
+            f"a run is given twice: {', '.join(run.name for run in runs)}; "
+            "name every folder once"
         )
     return runs
 

@@ -75,7 +75,8 @@ def read_attacked(
     index, distance = read_attacks(path)
     if index[-1] >= len(certificates):
         raise ValueError(
-            f"input {int(index[-1])} was attacked, but there are {len(certificates)} certificates"
+            f"input {int(index[-1])} was attacked, but there are "
+            f"{len(certificates)} certificates"
         )
     attacked = take(certificates, index)
     # Files of different runs in one folder, or a false certificate: neither may be

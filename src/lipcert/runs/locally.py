@@ -65,7 +65,10 @@ def certify_locally(
     # Radii depend on the sizes that were tried, so that they are part of what rows are
     # of.
     sizes = ",".join(f"{epsilon!r}" for epsilon in sorted(epsilons))
-    origin = f"{dataset.name} {dataset.checksum} {loaded.execution} {bound.method} local {norm_name(norm)} {sizes}"
+    origin = (
+        f"{dataset.name} {dataset.checksum} {loaded.execution} {bound.method} "
+        f"local {norm_name(norm)} {sizes}"
+    )
     certifier = LocalCertifier(loaded.network, tuple(loaded.input_shape), norm, bound)
     return certify_to_csv(
         AtEpsilons(certifier, bound, epsilons),

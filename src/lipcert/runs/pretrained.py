@@ -23,7 +23,8 @@ class Pretrained(CertifiedClassifier):
     def __init__(self, name: str, loaded: LoadedModel, summary: Summary) -> None:
         if loaded.earlier is None:
             raise ModelError(
-                f"the bound of {name} is missing from this installation; install lipcert again"
+                f"the bound of {name} is missing from this installation; "
+                "install lipcert again"
             )
         # Checks that the shipped bound belongs to the shipped weights.
         super().__init__(loaded.network, loaded.earlier, loaded.longest_sum)

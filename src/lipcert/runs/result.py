@@ -42,6 +42,7 @@ class Run(Shown):
             f"{entry.certified:.2%} at ε = {entry.epsilon:.4g}" for entry in summary.at
         )
         return (
-            f"Run({str(self.folder)!r}, {summary.model} on {summary.data_title}, {summary.loss}, "
+            f"Run({str(self.folder)!r}, {summary.model} on "
+            f"{summary.data_title}, {summary.loss}, "
             f"clean {summary.clean:.2%}, certified {certified})"
         )

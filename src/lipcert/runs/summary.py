@@ -144,7 +144,8 @@ def read_summary(folder: Path) -> Summary:
         return Summary.from_dict(read_object(path))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"{path} is damaged ({type(error).__name__}: {error}); certify the model again"
+            f"{path} is damaged ({type(error).__name__}: {error}); "
+            "certify the model again"
         ) from None
 
 

@@ -41,14 +41,16 @@ def check_unused(folder: Path) -> None:
     """Refuse a folder in which there is something already."""
     if (folder / CONFIG).exists():
         raise ResumeError(
-            f"{folder} already holds a run; continue it with --resume {folder}, or choose another folder"
+            f"{folder} already holds a run; continue it with --resume {folder}, or "
+            "choose another folder"
         )
     # Half-written files of a process that was killed are no reason to refuse a folder.
     if folder.exists() and (
         not folder.is_dir() or set(folder.iterdir()) - set(leftovers(folder))
     ):
         raise OptionError(
-            f"{folder} exists and is not an empty folder; choose another one for the run"
+            f"{folder} exists and is not an empty folder; choose another "
+            "one for the run"
         )
 
 
@@ -90,7 +92,8 @@ def keep_environment(
         return
     if json.loads(path.read_text())["data"]["checksum"] != dataset.checksum:
         raise ResumeError(
-            f"{folder} was begun with other data: the checksum of {dataset.name} differs from {path}"
+            f"{folder} was begun with other data: the checksum of {dataset.name} "
+            f"differs from {path}"
         )
 
 

@@ -160,13 +160,15 @@ def read_checkpoint(path: Path, config: str) -> tuple[dict[str, Tensor], Positio
         )
     if metadata.get("sha256") != tensors_digest(tensors):
         raise CheckpointError(
-            f"{path} is damaged: its contents do not have the checksum it states; {remedy}"
+            f"{path} is damaged: its contents do not have the checksum it "
+            f"states; {remedy}"
         )
     # Tensors would fit, and training would go on with another loss or schedule than
     # config.toml says.
     if metadata.get("config") != config:
         raise CheckpointError(
-            f"{path} belongs to another configuration than config.toml beside it; {remedy}"
+            f"{path} belongs to another configuration than config.toml "
+            f"beside it; {remedy}"
         )
     where = json.loads(metadata["position"])
     return tensors, Position(where["epoch"], where["step"], where["sums"])

@@ -46,7 +46,8 @@ def _distinct(values: tuple[float, ...]) -> tuple[float, ...]:
     return tuple(dict.fromkeys(values))
 
 
-_STEPS = 16  # how many an epoch has at least, where the size of batches is not set
+# How many an epoch has at least, where the size of batches is not set.
+_STEPS = 16
 
 
 class TrainConfig(Part):
@@ -115,11 +116,13 @@ class TrainConfig(Part):
         for name, value in names.items():
             if value and value >= self.epochs:
                 raise ValueError(
-                    f"{name} is {value}, expected less than epochs, {self.epochs}; set both"
+                    f"{name} is {value}, expected less than epochs, "
+                    f"{self.epochs}; set both"
                 )
         if self.input_range[0] >= self.input_range[1]:
             raise ValueError(
-                f"input_range is {list(self.input_range)}, expected a smaller and a larger number"
+                f"input_range is {list(self.input_range)}, expected a smaller "
+                "and a larger number"
             )
         return self
 
@@ -142,7 +145,8 @@ class TrainConfig(Part):
         if name not in presets():
             listed = ", ".join(presets())
             raise ConfigError(
-                f"there is no preset {name!r}, expected one of {listed}{nearest(name, presets())}"
+                f"there is no preset {name!r}, expected one of "
+                f"{listed}{nearest(name, presets())}"
             )
         resource = files("lipcert") / "presets" / f"{name}.toml"
         return cls.parse(

@@ -80,7 +80,8 @@ class Given:
         if config.loss.type != own.type:
             expected = config.loss.type.removesuffix(GIVEN)
             raise ConfigError(
-                f"the run was begun with the loss {expected}, not {own.type.removesuffix(GIVEN)}"
+                f"the run was begun with the loss {expected}, not "
+                f"{own.type.removesuffix(GIVEN)}"
             )
         return config.model_copy(update={"loss": own})
 
@@ -93,7 +94,8 @@ class Given:
         if config.data.endswith(GIVEN):
             name = config.data.removesuffix(GIVEN)
             raise DataError(
-                f"the data {name} were given in Python and are not stored; give them again as data="
+                f"the data {name} were given in Python and are not stored; give "
+                "them again as data="
             )
         return datasets.load(config.data, data_dir)
 

@@ -27,7 +27,8 @@ def launched(config: TrainConfig) -> Iterator[Fabric]:
     mixed, gpu = config.precision == "bf16-mixed", torch.cuda.is_available()
     if mixed and not gpu and not bfloat16_works():
         raise ConfigError(
-            "precision is bf16-mixed, but this processor cannot multiply bfloat16 numbers; use 32-true"
+            "precision is bf16-mixed, but this processor cannot multiply bfloat16 "
+            "numbers; use 32-true"
         )
     world = int(os.environ.get("WORLD_SIZE", "1"))
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

@@ -65,7 +65,8 @@ class Prepared:
         if network.classes != dataset.classes:
             outputs = f"{network.classes} output{'s' * (network.classes > 1)}"
             raise ModelError(
-                f"{config.model} has {outputs}, expected {dataset.classes}: as many as the data have classes"
+                f"{config.model} has {outputs}, expected {dataset.classes}: as many "
+                "as the data have classes"
             )
         if isinstance(config.loss, OwnLoss):
             config.loss.try_out(dataset.classes)

@@ -109,14 +109,23 @@ def _sentence(entry: Mapping[str, Any], model: type[BaseModel]) -> str:
     if kind == "extra_forbidden":
         table, _, name = path.rpartition(".")
         hint = nearest(name, fields) or ";"
-        return f"unknown key {path!r}{hint} Valid keys{f' of {table}' if table else ''}: {', '.join(fields)}"
+        return (
+            f"unknown key {path!r}{hint} Valid "
+            f"keys{f' of {table}' if table else ''}: {', '.join(fields)}"
+        )
     if kind == "missing":
         return f"the key {path!r} is missing"
     if kind == "union_tag_not_found":
-        return f"the key '{path}.type' is missing, expected one of {context.get('expected_tags', 'the losses')}"
+        return (
+            f"the key '{path}.type' is missing, expected one of "
+            f"{context.get('expected_tags', 'the losses')}"
+        )
     if kind == "union_tag_invalid":
         tags = [tag.strip(" '") for tag in context["expected_tags"].split(",")]
-        return f"{path}.type is {context['tag']!r}, expected one of {', '.join(tags)}{nearest(context['tag'], tags)}"
+        return (
+            f"{path}.type is {context['tag']!r}, expected one of "
+            f"{', '.join(tags)}{nearest(context['tag'], tags)}"
+        )
     message: str = (
         entry["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     )
@@ -130,7 +139,10 @@ def _sentence(entry: Mapping[str, Any], model: type[BaseModel]) -> str:
         .replace(" or ", ", ")
         .split(", "),
     )
-    return f"{path} is {entry['input']!r}, {prefix}{message}{hint if kind == 'literal_error' else ''}"
+    return (
+        f"{path} is {entry['input']!r}, "
+        f"{prefix}{message}{hint if kind == 'literal_error' else ''}"
+    )
 
 
 def _locate(

@@ -129,7 +129,8 @@ def _run(
         wanted = config.model_copy(update={"batch_size": stored.batch_size})
     if wanted != stored:
         raise ResumeError(
-            f"{folder} was trained with another configuration; choose another folder for this sweep"
+            f"{folder} was trained with another configuration; choose another "
+            "folder for this sweep"
         )
     return resume(folder, data_dir, progress)
 

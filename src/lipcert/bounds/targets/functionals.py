@@ -129,7 +129,8 @@ def default_target(network: Network) -> str:
     if len(shape) == 1 and shape[0] > 1:
         return "pairwise"
     _LOG.warning(
-        "outputs of shape %s are no logits: the constant is that of the network as a whole",
+        "outputs of shape %s are no logits: the constant is that of the "
+        "network as a whole",
         shape,
     )
     return "network"

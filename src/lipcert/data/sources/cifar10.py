@@ -69,7 +69,10 @@ class Cifar10(FileSource):
             (f"https://www.cs.toronto.edu/~kriz/{_PYTHON}",),
         ),
     )
-    layout = f"{_PYTHON}, {_BINARY}, their unpacked batches, or images as train/<class>/*.png and test/<class>/*.png"
+    layout = (
+        f"{_PYTHON}, {_BINARY}, their unpacked batches, or images as "
+        "train/<class>/*.png and test/<class>/*.png"
+    )
 
     def read(self, root: Path) -> Dataset | None:
         # From what is certainly CIFAR-10 to what may have been compressed: batches,
@@ -112,12 +115,14 @@ class Cifar10(FileSource):
             "test",
         }:
             raise DataError(
-                f"{source} is not CIFAR-10: expected train/ and test/ with the classes {', '.join(CLASS_NAMES)}"
+                f"{source} is not CIFAR-10: expected train/ and test/ with the "
+                f"classes {', '.join(CLASS_NAMES)}"
             )
         shape = tuple(decoded.splits["train"].images.shape[1:])
         if shape != (3, 32, 32):
             raise DataError(
-                f"{source} is not CIFAR-10: its images are {shape}, expected (3, 32, 32)"
+                f"{source} is not CIFAR-10: its images are {shape}, "
+                "expected (3, 32, 32)"
             )
         formats = ", ".join(decoded.formats)
         return self._dataset(decoded, [formats], f"{formats} images of {source.name}")
@@ -163,7 +168,8 @@ def parse_python_batch(content: bytes, path: str) -> Batch:
         and hashlib.md5(content, usedforsecurity=False).hexdigest() != expected
     ):
         raise DataError(
-            f"{path} is not the batch of CIFAR-10: its content has another MD5 than {expected}; fetch it again"
+            f"{path} is not the batch of CIFAR-10: its content has another MD5 than "
+            f"{expected}; fetch it again"
         )
     return rows, np.array(labels, np.uint8)
 
@@ -172,12 +178,14 @@ def parse_binary_batch(content: bytes, path: str) -> Batch:
     """Rows and labels of a binary batch: a byte of label and 3072 of pixels per image."""
     if len(content) % (_ROW + 1) or not content:
         raise DataError(
-            f"{path} has {len(content):,} bytes, expected a multiple of {_ROW + 1:,}; fetch it again"
+            f"{path} has {len(content):,} bytes, expected a multiple of "
+            f"{_ROW + 1:,}; fetch it again"
         )
     records = np.frombuffer(content, np.uint8).reshape(-1, _ROW + 1)
     if records[:, 0].max() > 9:
         raise DataError(
-            f"{path} has the label {records[:, 0].max()}, expected 0 to 9; it is not a batch of CIFAR-10"
+            f"{path} has the label {records[:, 0].max()}, expected 0 to 9; it is "
+            "not a batch of CIFAR-10"
         )
     return records[:, 1:], records[:, 0]
 
@@ -196,7 +204,8 @@ def _decode_batches(source: Path, suffix: str) -> Decoded:
     missing = sorted(set(names) - set(batches))
     if missing:
         raise DataError(
-            f"{source} lacks {', '.join(missing)} of CIFAR-10; put them there or fetch {_PYTHON} again"
+            f"{source} lacks {', '.join(missing)} of CIFAR-10; put them there or "
+            f"fetch {_PYTHON} again"
         )
     # In the order of _BATCHES, whatever that of the archive is.
     *training, test = [batches[name] for name in names]

@@ -70,7 +70,8 @@ def read_idx(path: Path, dimensions: int) -> tuple[NDArray[np.uint8], bytes]:
     magic = bytes([0, 0, 8, dimensions])
     if content[:4] != magic:
         raise DataError(
-            f"{path} is not an idx file: it begins with {content[:4].hex()}, expected {magic.hex()}"
+            f"{path} is not an idx file: it begins with {content[:4].hex()}, "
+            f"expected {magic.hex()}"
         )
     start = 4 + 4 * dimensions
     # A header that is cut short is filled up with zeros; the length below then refuses
@@ -81,7 +82,8 @@ def read_idx(path: Path, dimensions: int) -> tuple[NDArray[np.uint8], bytes]:
     )
     if len(content) != start + prod(shape):
         raise DataError(
-            f"{path} has {len(content):,} bytes, expected {start + prod(shape):,} for {shape}; fetch it again"
+            f"{path} has {len(content):,} bytes, expected {start + prod(shape):,} "
+            f"for {shape}; fetch it again"
         )
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape), content
 
@@ -99,7 +101,8 @@ def _read_split(split: str, files: dict[str, Path]) -> Split:
         )
     if len(images) != len(labels):
         raise DataError(
-            f"{files[labels_name]} has {len(labels):,} labels for {len(images):,} images"
+            f"{files[labels_name]} has {len(labels):,} labels for "
+            f"{len(images):,} images"
         )
     if labels.max() > 9:
         raise DataError(
@@ -116,7 +119,8 @@ def _check_content(path: Path, content: bytes, sha256: str) -> None:
     """Other data sets, such as Fashion-MNIST, use the same names, sizes and format."""
     if hashlib.sha256(content).hexdigest() != sha256:
         raise DataError(
-            f"{path} is not the file of MNIST: its content has another SHA-256; fetch it again"
+            f"{path} is not the file of MNIST: its content has another "
+            "SHA-256; fetch it again"
         )
 
 
@@ -157,7 +161,8 @@ class Mnist(FileSource):
             if files and missing:
                 listed = ", ".join(missing)
                 raise IncompleteError(
-                    f"{folder} lacks {listed} of MNIST (or the same with .gz); put them there"
+                    f"{folder} lacks {listed} of MNIST (or the same with .gz); "
+                    "put them there"
                 )
             if files:
                 return self._read_files(files)

@@ -76,7 +76,8 @@ class FileSource(Source):
         looked = ", ".join(map(str, folders))
         raise DataError(
             f"{self.title} was not found in {looked}: {reason}. "
-            f"Put {self.layout} into {target}, or into a folder given as data_dir or {VARIABLE}"
+            f"Put {self.layout} into {target}, or into a folder given as "
+            f"data_dir or {VARIABLE}"
         )
 
 

@@ -67,7 +67,10 @@ class TinyImageNet(FileSource):
             remarks.append(f"{classes} classes")
         if per_class != str(_PER_CLASS):
             remarks.append(f"{per_class} per class")
-        images = f"{per_class} of {_PER_CLASS} training images per class, {len(test):,} validation images"
+        images = (
+            f"{per_class} of {_PER_CLASS} training images per class, "
+            f"{len(test):,} validation images"
+        )
         note = f"{images}, from {source.name}"
         return Dataset(
             self.name,
@@ -102,13 +105,15 @@ def _decode(source: Path) -> Decoded:
             train.append((labels[rest[0]], image))
         else:
             raise DataError(
-                f"{source}: {image.path} is of the class {rest[0]!r}, which wnids.txt does not list"
+                f"{source}: {image.path} is of the class {rest[0]!r}, which "
+                "wnids.txt does not list"
             )
     empty = sorted(set(range(len(ids))) - {label for label, _ in train})
     if empty:
         culprit = ids[empty[0]]
         raise DataError(
-            f"{source} has no training images of {len(empty)} classes, such as {culprit}; fetch it again"
+            f"{source} has no training images of {len(empty)} classes, such as "
+            f"{culprit}; fetch it again"
         )
     test = _annotated(source, texts, validation, labels)
     splits = stack_splits(source, {"train": train, "test": test})
@@ -128,7 +133,8 @@ def _annotated(
         fields = line.split("\t")
         if len(fields) < 2 or fields[1] not in labels:
             raise DataError(
-                f"{source}: line {number} of val_annotations.txt does not name an image and its class"
+                f"{source}: line {number} of val_annotations.txt does not name an "
+                "image and its class"
             )
         annotations[fields[0]] = labels[fields[1]]
     # The first name that only one side has.

@@ -68,7 +68,8 @@ def leaky_relu(call: Call, x: Any, negative_slope: float = 0.01) -> Result:
 def random_relu(call: Call, *args: Any, **kwargs: Any) -> Result:
     """In eval mode it is captured as a LeakyReLU."""
     raise TrainingModeError(
-        f"{call.name} (RReLU) is in training mode, where it is random; call model.eval() first"
+        f"{call.name} (RReLU) is in training mode, where it is random; call "
+        "model.eval() first"
     )
 
 
@@ -87,7 +88,8 @@ def _check_moderate(**parameters: float) -> None:
     for name, value in parameters.items():
         if not 1 / _MODERATE <= abs(value) <= _MODERATE:
             raise Refusal(
-                f"with {name}={value:g} numbers inside it may under- or overflow; use one closer to 1"
+                f"with {name}={value:g} numbers inside it may under- or overflow; "
+                "use one closer to 1"
             )
 
 
@@ -103,7 +105,8 @@ def elu(
         return slopes.elu(float(alpha))
     if input_scale < 0:
         raise Refusal(
-            f"with input_scale={input_scale} its slopes are unbounded; use a positive one"
+            f"with input_scale={input_scale} its slopes are unbounded; "
+            "use a positive one"
         )
     # The slope is `scale` above zero, and scale·alpha·input_scale·exp(…) below, with
     # exp between 0 and 1.
@@ -146,7 +149,8 @@ def softplus(call: Call, x: Any, beta: float = 1.0, threshold: float = 20.0) -> 
     narrow = call.recorded.dtype
     if threshold > 0.99 * log(torch.finfo(narrow).max):
         raise Refusal(
-            f"exp overflows in {narrow} below threshold={threshold}; use nn.Softplus(threshold=40)"
+            f"exp overflows in {narrow} below threshold={threshold}; use "
+            "nn.Softplus(threshold=40)"
         )
     # A model without tensors runs in the type of its input: there, the jump has to
     # drown in float64, too.
@@ -157,7 +161,8 @@ def softplus(call: Call, x: Any, beta: float = 1.0, threshold: float = 20.0) -> 
     # the result, u·threshold/beta.
     if threshold <= 0 or exp(-threshold) > threshold * UNIT_ROUNDOFF.get(dtype, 1.0):
         raise Refusal(
-            f"threshold={threshold} makes a jump in {dtype} where torch switches to the identity; "
+            f"threshold={threshold} makes a jump in {dtype} where torch "
+            "switches to the identity; "
             "use nn.Softplus(threshold=40)"
         )
     return slopes.smooth(beta / 4)
@@ -176,7 +181,8 @@ def threshold(call: Call, x: Any, limit: float, value: float) -> Result:
     # Only with the fixed value at the limit itself are both branches joined.
     if limit != value:
         raise Refusal(
-            f"it jumps from {value:g} to {limit:g}, so no constant bounds its slope; use ReLU"
+            f"it jumps from {value:g} to {limit:g}, so no constant bounds "
+            "its slope; use ReLU"
         )
     return slopes.clipping(float(limit))
 
@@ -185,7 +191,8 @@ def threshold(call: Call, x: Any, limit: float, value: float) -> Result:
 def clamp(call: Call, x: Any, *limits: Any, **kwargs: Any) -> Result:
     if len(call.inputs) != 1 or not isinstance(x, Input):
         raise Refusal(
-            "its limits depend on the network's input; use torch.maximum or torch.minimum"
+            "its limits depend on the network's input; use torch.maximum "
+            "or torch.minimum"
         )
     return slopes.clipping(*_limits(call))
 

@@ -52,7 +52,8 @@ def product_of_inputs(call: Call, a: Input, b: Input, terms: int = 0) -> Result:
     """A gate, or a product of matrices: bounded over balls only."""
     if not call.local:
         raise Refusal(
-            f"a product of two tensors that depend on the input is not Lipschitz; {ONLY_LOCALLY}"
+            "a product of two tensors that depend on the input is not "
+            f"Lipschitz; {ONLY_LOCALLY}"
         )
     return local_slope(Product(FlatPair(a.shape, b.shape), terms))
 
@@ -68,7 +69,8 @@ def divide(call: Call, a: Any, b: Any, *, rounding_mode: str | None = None) -> R
         )
     if isinstance(b, Input):
         raise Refusal(
-            "a quotient of two tensors that depend on the input has no bounded slope; divide by a constant"
+            "a quotient of two tensors that depend on the input has no bounded "
+            "slope; divide by a constant"
         )
     divisor = _factor(b)
     return _scale(call, a, lambda: 1.0 / divisor())
@@ -83,12 +85,14 @@ def add_product(call: Call, x: Any, a: Any, b: Any, *, value: float = 1) -> Resu
     """x + value·a·b, or x + value·a/b."""
     if not 1 / MODERATE <= abs(value) <= MODERATE:
         raise Refusal(
-            f"with value={value:g} products inside it may under- or overflow; multiply by it beforehand"
+            f"with value={value:g} products inside it may under- or overflow; "
+            "multiply by it beforehand"
         )
     divides = call.operator == "addcdiv"
     if isinstance(b, Input) and (divides or isinstance(a, Input)):
         raise Refusal(
-            "a product or quotient of two tensors that depend on the input is not Lipschitz; use a constant"
+            "a product or quotient of two tensors that depend on the input is not "
+            "Lipschitz; use a constant"
         )
     if isinstance(b, Input):
         a, b = b, a
@@ -110,13 +114,15 @@ def interpolate(call: Call, start: Any, end: Any, weight: Any) -> Result:
     """(1 − weight)·start + weight·end."""
     if isinstance(weight, Input):
         raise Refusal(
-            "its weight depends on the network's input, so it is not Lipschitz; use a constant"
+            "its weight depends on the network's input, so it is not "
+            "Lipschitz; use a constant"
         )
     if not isinstance(weight, Constant | BatchSize):
         rounded = float(torch.tensor(float(weight), dtype=call.recorded.dtype))
         if rounded != weight:  # 1 − weight is then another number, perhaps by far
             raise Refusal(
-                f"its weight, {weight}, is rounded to {call.recorded.dtype}; give it as a tensor"
+                f"its weight, {weight}, is rounded to {call.recorded.dtype}; "
+                "give it as a tensor"
             )
     share = _factor(weight)
     return _sum(call, (start, lambda: 1 - share()), (end, share))
@@ -153,7 +159,8 @@ def _factor(value: Any) -> Live:
     """Reads a constant or a number as a floating-point tensor."""
     if isinstance(value, BatchSize):
         raise Refusal(
-            "it reads the number of rows of the batch, so each row depends on the whole batch"
+            "it reads the number of rows of the batch, so each row depends "
+            "on the whole batch"
         )
     if not isinstance(value, Constant):
         return number(float(value))

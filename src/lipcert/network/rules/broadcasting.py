@@ -15,7 +15,8 @@ def broadcast(shape: Shape, out_shape: Shape) -> Function:
     # batch axis beside the 2.
     if len(shape) != len(out_shape):
         raise Refusal(
-            f"it broadcasts rows of shape {shape} to {out_shape}; reshape them explicitly first"
+            f"it broadcasts rows of shape {shape} to {out_shape}; reshape "
+            "them explicitly first"
         )
 
     def copies(x: Tensor) -> Tensor:

@@ -75,7 +75,8 @@ class Call:
         inputs = self.inputs
         if len(inputs) != 1:
             raise Refusal(
-                f"it takes {len(inputs)} inputs that depend on the network's input, only one is supported"
+                f"it takes {len(inputs)} inputs that depend on the network's input, "
+                "only one is supported"
             )
         return inputs[0]
 
@@ -97,7 +98,8 @@ class Call:
         axis = dim % (len(shape) + 1) - 1
         if axis < 0:
             raise Refusal(
-                "it works along the batch axis, so each row of its result depends on the whole batch"
+                "it works along the batch axis, so each row of its result depends "
+                "on the whole batch"
             )
         return axis
 
@@ -148,7 +150,8 @@ class Call:
         for value in tree_leaves((self.args, dict(self.kwargs))):
             if isinstance(value, Constant) and has_denormals(value()):
                 raise Refusal(
-                    "its constants have entries that processors may take for zero; set them to zero"
+                    "its constants have entries that processors may take for zero; "
+                    "set them to zero"
                 )
 
         def absolute(x: Tensor) -> Tensor:
@@ -230,5 +233,6 @@ def check_batch_size(call: Call) -> None:
             isinstance(leaf, OtherSize) for leaf in tree_leaves(value)
         ):
             raise Refusal(
-                "it reads the number of rows of the batch, so each row depends on the whole batch"
+                "it reads the number of rows of the batch, so each row depends "
+                "on the whole batch"
             )

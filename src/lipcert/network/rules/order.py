@@ -111,7 +111,8 @@ def norm(call: Call, *args: Any, **kwargs: Any) -> Result:
     )
     if not is_length:
         raise Refusal(
-            "only l2 norms along given axes are supported; use torch.linalg.vector_norm with dim"
+            "only l2 norms along given axes are supported; use "
+            "torch.linalg.vector_norm with dim"
         )
     call.axes()
     return slopes.lipschitz_map(1.0, ulps=None)

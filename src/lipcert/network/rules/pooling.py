@@ -56,7 +56,8 @@ def _sides(call: Call) -> list[tuple[int, int]]:
 
 
 @rule_for(
-    "max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices"
+    "max_pool1d max_pool2d max_pool3d max_pool1d_with_indices "
+    "max_pool2d_with_indices max_pool3d_with_indices"
 )
 def max_pool(call: Call, x: Any, kernel: Any, *args: Any, **kwargs: Any) -> Result:
     """Its l2 constant is √(largest number of windows that contain one entry)."""
@@ -101,7 +102,8 @@ def average_pool(call: Call, x: Any, kernel: Any, *args: Any, **kwargs: Any) -> 
     divisor = call.argument("divisor_override")
     if divisor is not None and divisor < 0:
         raise Refusal(
-            "divisor_override is negative; use a positive one and change the sign afterwards"
+            "divisor_override is negative; use a positive one and change "
+            "the sign afterwards"
         )
     return call.linear(terms=prod(per_axis(kernel, _rank(call))) + 1, nonnegative=True)
 

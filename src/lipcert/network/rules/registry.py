@@ -60,7 +60,8 @@ def register_rule(*keys: Any, view: str | None = None) -> Callable[[Rule], Rule]
 def _keep(rule: Rule, keys: Sequence[Any], views: Sequence[str]) -> None:
     if not callable(rule):
         raise OptionError(
-            f"a rule is a {type(rule).__name__}, expected a function of (call, *arguments)"
+            f"a rule is a {type(rule).__name__}, expected a function of "
+            "(call, *arguments)"
         )
     for key in keys:
         if isinstance(key, type) and issubclass(key, nn.Module):
@@ -90,7 +91,8 @@ def operator_name(key: Any) -> str:
         return f"aten::{name}"
     shown = getattr(key, "__qualname__", key)
     raise OptionError(
-        f"a rule for {shown!r}: expected a subclass of nn.Module, a function of torch that is one operator, or an "
+        f"a rule for {shown!r}: expected a subclass of nn.Module, a function of "
+        "torch that is one operator, or an "
         "operator; make one of your function with torch.library.custom_op"
     )
 

@@ -21,7 +21,10 @@ from lipcert.network.rules.values import (
     Sum,
 )
 
-_POSITIONS = "the positions that it reads depend on the network's input, so it jumps; use constant positions"
+_POSITIONS = (
+    "the positions that it reads depend on the network's input, so it "
+    "jumps; use constant positions"
+)
 _FIXED_AXES = {
     "fliplr": 1,
     "flipud": 0,
@@ -37,13 +40,15 @@ _FIXED_AXES = {
 def _checked_input(x: Any, what: str) -> Input:
     if not isinstance(x, Input):
         raise Refusal(
-            f"it gives a constant the {what} of a tensor that depends on the input; use its {what} instead"
+            f"it gives a constant the {what} of a tensor that depends on the input; "
+            f"use its {what} instead"
         )
     return x
 
 
 @rule_for(
-    "reshape view _unsafe_view flatten unflatten squeeze unsqueeze view_as reshape_as ravel atleast_2d atleast_3d"
+    "reshape view _unsafe_view flatten unflatten squeeze unsqueeze view_as "
+    "reshape_as ravel atleast_2d atleast_3d"
 )
 def reshape(call: Call, x: Any, *args: Any) -> Result:
     """The batch axis stays in front, so that every row keeps its entries in their order."""
@@ -116,15 +121,18 @@ def index(call: Call, x: Any, indices: Any) -> Result:
     for positions in indices:
         if isinstance(positions, Constant) and positions().dtype == torch.bool:
             raise Refusal(
-                "torch.export does not know how many entries a mask picks; use positions, or x * mask"
+                "torch.export does not know how many entries a mask picks; use "
+                "positions, or x * mask"
             )
     return call.move()
 
 
 @rule_for(
-    "permute transpose swapaxes swapdims movedim moveaxis mT mH adjoint t numpy_T matrix_H repeat tile diag_embed "
+    "permute transpose swapaxes swapdims movedim moveaxis mT mH adjoint t numpy_T "
+    "matrix_H repeat tile diag_embed "
     "im2col zero pad constant_pad_nd pixel_shuffle pixel_unshuffle channel_shuffle "
-    "reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d"
+    "reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d "
+    "replication_pad2d replication_pad3d"
 )
 def move_entries(call: Call, *args: Any, **kwargs: Any) -> Result:
     """The batch axis may not move, which the shape of the result shows; numbers written beside do not matter."""
@@ -158,7 +166,8 @@ def unchanged(call: Call, x: Any, *args: Any, **kwargs: Any) -> Result:
 def dropout(call: Call, x: Any, p: float, train: bool) -> Result:
     if train and p > 0:
         raise TrainingModeError(
-            f"{call.name} (dropout) is in training mode, where it is random; call model.eval() first, and pass "
+            f"{call.name} (dropout) is in training mode, where it is random; call "
+            "model.eval() first, and pass "
             "training=self.training to functions"
         )
     assert isinstance(x, Input)

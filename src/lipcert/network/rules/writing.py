@@ -72,7 +72,8 @@ def stack(call: Call, *args: Any) -> Result:
 def where(call: Call, mask: Any, a: Any = None, b: Any = None) -> Result:
     if isinstance(mask, Input) or a is None:
         raise Refusal(
-            "its mask depends on the network's input, so it jumps; use a constant mask, or torch.maximum"
+            "its mask depends on the network's input, so it jumps; use a constant "
+            "mask, or torch.maximum"
         )
     if isinstance(a, float | int) or isinstance(b, float | int):
         return call.move_beside_numbers()
@@ -100,7 +101,8 @@ def index_put(
     """Writes constants to constant positions, as y[:, [0, 2]] = 0 does."""
     if call.inputs != [x]:
         raise Refusal(
-            "it writes what depends on the network's input, or where it says; use slices, cat or where"
+            "it writes what depends on the network's input, or where it says; use "
+            "slices, cat or where"
         )
     if accumulate:
         raise Refusal("it adds to entries; write the sum out")
