@@ -63,8 +63,9 @@ def _crown(model: nn.Module, x: Tensor, norm: float, batch: int) -> dict[str, Pr
     def alpha_crown(x: Tensor, y: Tensor, epsilon: float) -> Tensor:
         proved = crown(x, y, epsilon)
         left = (~proved & (model(x).argmax(1) == y)).nonzero().flatten()
-        few = min(batch, _FEW)
-        proved[left] = bound(x[left], y[left], epsilon, "CROWN-Optimized", few)
+        if len(left):
+            few = min(batch, _FEW)
+            proved[left] = bound(x[left], y[left], epsilon, "CROWN-Optimized", few)
         return proved
 
     return {"CROWN": crown, "α-CROWN": alpha_crown}
