@@ -11,6 +11,7 @@ from torch import nn
 from drawn import networks
 from helpers import dense_maps, examples, transformed
 from lipcert.errors import NonFiniteError, OptionError, TooLargeError
+from lipcert.network.build import trace
 from lipcert.norms import certified, plan
 from lipcert.norms.certified import bound_norms
 from lipcert.norms.kept import KeptNorms
@@ -223,6 +224,22 @@ def test_maps_that_only_scale_have_exact_norms():
     assert 0.5 <= norms.bounds[2, 1] <= 0.5 * (1 + 1e-8)
 
 
+def test_a_seed_is_kept_from_the_first_moment_on(tmp_path):
+    kept = KeptNorms(tmp_path)
+    assert [kept.seed(1), kept.seed(2), KeptNorms(tmp_path).seed(3)] == [1, 1, 1]
+
+
+def test_kept_norms_have_the_starts_that_are_wanted_now(tmp_path):
+    """One start fails in another event than two do: to take what suits would fail more often."""
+    model, shape = dense_chain(40, 50, 45, 4), (40,)
+    certain = NormOptions(dense_limit=0, seed=3, failure_probability=1e-10)
+    norms_of(model, shape, certain, kept=KeptNorms(tmp_path))
+    cheaper = replace(certain, failure_probability=0.01)
+    fresh = norms_of(model, shape, cheaper).bounds
+    again = norms_of(model, shape, cheaper, kept=KeptNorms(tmp_path)).bounds
+    assert again == pytest.approx(fresh, rel=1e-9)
+
+
 def test_damaged_files_count_as_missing(tmp_path):
     kept = KeptNorms(tmp_path)
     kept.add({(1, 0): {"norm": 2.0, "rows": 3}})
@@ -253,6 +270,22 @@ def test_vanishing_operators_are_bounded_from_above(limit, size):
     nn.init.constant_(model.weight, size)
     norms = norms_of(model, (4,), NormOptions(dense_limit=limit, seed=0))
     assert 12**0.5 * size <= norms.bounds[1, 0] <= 1e-140
+
+
+@pytest.mark.parametrize("limit", [0, 4096])
+@pytest.mark.parametrize(("count", "size"), [(3, 1e-110), (9, 1e-37), (20, 1e-20)])
+def test_what_underflows_on_the_way_may_be_enlarged_again(limit, count, size):
+    """The identity, by way of numbers that float64 does not have."""
+    factors = [size] * count + [1 / size] * count
+    layers = [nn.Linear(3, 3, bias=False, dtype=torch.float64) for _ in factors]
+    for layer, factor in zip(layers, factors, strict=True):
+        nn.init.eye_(layer.weight).data.mul_(factor)
+    network = trace(nn.Sequential(*layers).requires_grad_(False), (3,))
+    try:
+        norms = bound_norms(network, 1, NormOptions(dense_limit=limit, seed=0))
+    except NonFiniteError:
+        return
+    assert norms.bounds[1, 0] >= 1.0
 
 
 @pytest.mark.parametrize("limit", [0, 4096])

@@ -21,6 +21,7 @@ from lipcert.norms.randomised import (
     required_steps,
     starts,
 )
+from lipcert.norms.recurrence import Recurrence
 from lipcert.progress import no_report
 from models import dense_chain
 
@@ -267,6 +268,22 @@ def test_a_start_depends_on_the_seed_and_the_pair_only():
     alone = run_lanczos(chain, {(2, 0): 3}, (4,))
     assert alone[2, 0].ritz() == pytest.approx(together[2, 0].ritz(), rel=1e-12)
     assert together[1, 0].ritz() != together[2, 0].ritz()
+
+
+def test_starts_have_more_than_32_bits():
+    network = one_layer(torch.diag(torch.linspace(0, 1, 50, dtype=torch.float64)))
+    assert top_value(network, 3, 5) != top_value(network, 3, 5 + 2**32)
+    assert top_value(network, 3, 5) != top_value(network, 3, 5 + 2**100)
+
+
+def test_negative_numbers_of_a_process_prove_nothing():
+    """Errors of products are all that can make them: F would grow where they are large."""
+    recurrence = Recurrence((-1.4,), (0.0,), (5e-15,), 1e-9)
+    component, error = 1.2e-9, 1e-9
+    bound = recurrence.largest_eigenvalue(component, error, 0.0) / recurrence.unit
+    assert bound >= 2.8
+    for x in np.geomspace(bound, 1e30, 500):
+        assert recurrence.hidden(x, error) <= component
 
 
 def test_the_basis_stays_orthonormal():

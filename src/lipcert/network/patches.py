@@ -31,11 +31,14 @@ _matrices: ContextVar[dict[_Key, tuple[Tensor, Tensor]] | None] = ContextVar(
 @contextmanager
 def constant_kernels() -> Iterator[None]:
     """Within, kernels do not change: each is laid out as a matrix once, not for every product."""
-    token = _matrices.set({})
+    known: dict[_Key, tuple[Tensor, Tensor]] = {}
+    token = _matrices.set(known)
     try:
         yield
     finally:
         _matrices.reset(token)
+        # Whoever copied the context must not find them later.
+        known.clear()
 
 
 def applies(x: Tensor, groups: int, axes: int) -> bool:

@@ -24,7 +24,7 @@ from lipcert.network.normal_form import Network
 from lipcert.network.sweep import Pair, Sweep
 from lipcert.norms.estimate import estimate_norms, power_step, random_vectors
 from lipcert.norms.rows import row_norms
-from lipcert.rounding import gamma
+from lipcert.rounding import up_product
 
 # `passed_sites` and `with_products` are part of proofs. Everything else here only says
 # how much work goes where.
@@ -101,11 +101,7 @@ def with_products(norms: Tensor, passing: Mapping[int, float]) -> Tensor:
     for k, ratio in passing.items():
         if k < len(norms):
             # Rows behind k times columns before it: the matrix is lower triangular.
-            through = (
-                closed[k + 1 :, k, None]
-                * closed[None, k, :k]
-                * (ratio * (1 + gamma(4)))
-            )
+            through = up_product(closed[k + 1 :, k, None], closed[None, k, :k], ratio)
             # 0·∞ is NaN where one factor is not known, which says nothing about the
             # product.
             closed[k + 1 :, :k] = torch.minimum(

@@ -183,10 +183,10 @@ def _iterate(
     # The theorem needs starts that do not depend on the weights. Weights are fixed by
     # now, and nobody could have known these numbers while choosing them. One seed for
     # all: a start depends on it and its pair, not on the process.
-    seed = secrets.randbits(62) if options.seed is None else options.seed
+    # The processes may not see the same files.
+    seed = of_first(secrets.randbits(128) if options.seed is None else options.seed)
     if kept is not None:
-        seed = kept.seed(seed)
-    seed = of_first(seed)
+        seed = of_first(kept.seed(seed))
     # A kept bound counts if it is precise enough for the present goals and fails no
     # more often.
     accepts = partial(Ritz.of_record, goals=plan.goals, probability=plan.probability)

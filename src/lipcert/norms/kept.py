@@ -45,10 +45,11 @@ class KeptNorms:
         A norm that is drawn again with another start, because the first did not suit,
         would fail twice as often.
         """
-        kept = self._all.get(_SEED)
-        if kept is None:
-            kept = self._own[_SEED] = {"seed": fresh}
-        return int(kept["seed"])
+        if _SEED not in self._all:
+            self._all[_SEED] = self._own[_SEED] = {"seed": fresh}
+            # Before the first step, or an interruption in the first round would redraw.
+            self.add({})
+        return int(self._all[_SEED]["seed"])
 
     def add(self, records: Mapping[Pair, Record]) -> None:
         """Keep these, too. A folder that cannot be written is no failure, only slow after an interruption."""

@@ -81,12 +81,11 @@ def run_lanczos(
 
 def _random_vector(n: int, key: tuple[int, ...]) -> Tensor:
     # A hash of the seed and the pair: starts of different pairs do not depend on each
-    # other.
-    state = np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> np.uint64(1)
+    # other. Not torch's generator, which has 2^32 different starts, known to everybody.
     # Normally distributed entries have a direction that is uniform on the sphere, as
     # the theorem asks.
-    generator = torch.Generator().manual_seed(int(state))
-    return torch.randn(n, generator=generator, dtype=torch.float64)
+    generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence(key)))
+    return torch.from_numpy(generator.standard_normal(n))
 
 
 def _smaller_sides(

@@ -18,6 +18,8 @@ from lipcert.rounding import UNDERFLOW, gamma, round_up
 
 _DENSE_ENTRIES = 1 << 24
 _ITERATIONS = 4
+_SMALLEST = 1e-140
+"""Norms on the way count as no less: what underflows there may be enlarged by what follows."""
 
 
 def magnitude_norm(op: LinearOp, like: Tensor) -> float:
@@ -131,7 +133,9 @@ class ProductErrors:
             # on to site j.
             if onward > 0.0:
                 total += self._roundoff[v] * self._norm_into(v, reach) * onward
-        # The relative errors of products within a stage, and the rounding of this sum.
+        # What underflows at a node, 1e-310 at most, counts less than γ·1e-140, here and,
+        # for norms from 1e-150 on, in products with the transpose. The factor is for
+        # relative errors of products within a stage, and the rounding of this sum.
         return total * (1 + 1e-6)
 
     def product(self, pair: Pair) -> float:
@@ -166,7 +170,7 @@ class ProductErrors:
                 # No path from site i leads here.
                 if norm == 0.0:
                     continue
-                reach[v] = norm
+                reach[v] = max(norm, _SMALLEST)
             # Products of ‖|A|‖ grow fast with the number of layers; at sites, known
             # norms take their place.
             for k, factor in self._arriving.get(v, []):
@@ -174,7 +178,7 @@ class ProductErrors:
                     # Where a map cancels, what is computed may be longer than its norm,
                     # by its error.
                     computed = self.known[k, i] + self._errors[k, i]
-                    reach[v] = min(reach[v], computed * factor)
+                    reach[v] = max(min(reach[v], computed * factor), _SMALLEST)
         return reach
 
     def _norms_to(self, j: int, between: range) -> dict[int, float]:
@@ -187,9 +191,10 @@ class ProductErrors:
                 continue
             for k, factor in self._leaving.get(v, []):
                 if (j, k) in self.known:
-                    back[v] = min(back[v], self.known[j, k] * factor)
+                    back[v] = max(min(back[v], self.known[j, k] * factor), _SMALLEST)
             for source, norm in self._edges[v]:
-                back[source] = back.get(source, 0.0) + norm * back[v]
+                onward = max(norm * back[v], _SMALLEST)
+                back[source] = back.get(source, 0.0) + onward
         return back
 
 

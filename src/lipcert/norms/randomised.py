@@ -38,6 +38,8 @@ MOST_STEPS = 256
 """More would cost memory and time for orthogonalisation that few networks are worth."""
 _SMALLEST_PROBABILITY = 1e-7
 """With which a single start may fail; less could not be told from rounding."""
+_LARGEST_PART = 0.99
+"""In one dimension, the part of a start along any vector is 1."""
 
 
 def failure_probability(n: int, steps: int, epsilon: float) -> float:
@@ -106,6 +108,10 @@ class Ritz:
         # Records of proofs are in the same files, and have other figures.
         if "component" not in record or record["probability"] > probability:
             return None
+        # Fewer starts fail in other events than more do: to take one or the other would
+        # be a choice that chance can spoil.
+        if len(record["recurrences"]) != starts(probability):
+            return None
         recurrences = []
         for kept in record["recurrences"]:
             alpha, beta, lost = (
@@ -122,7 +128,8 @@ class Ritz:
 
     def reaches(self, goal: Goal) -> bool:
         """Whether every start is precise enough, or has made all of its steps."""
-        wanted = ((1 + goal.inflation) * self.value) ** 2
+        wanted = (1 + goal.inflation) * self.value
+        wanted *= wanted
         for recurrence in self.recurrences:
             # How large the errors of products are turns out when all norms are there.
             # They hardly count.
@@ -139,7 +146,7 @@ class Ritz:
         largest = 0.0
         for recurrence in self.recurrences:
             eigenvalue = recurrence.largest_eigenvalue(
-                self.component, error, self.value**2
+                self.component, error, self.value * self.value
             )
             largest = max(largest, eigenvalue)
         # Eigenvalues are those of BᵀB or BBᵀ: their roots are norms of B.
@@ -160,7 +167,7 @@ def bound_by_lanczos(
     def evidence(pair: Pair, process: Process) -> Ritz:
         # τ such that √(2n/π)·τ is the probability of one start.
         single = probability ** (1 / count)
-        component = single / sqrt(2 / pi * order(network, pair))
+        component = min(single / sqrt(2 / pi * order(network, pair)), _LARGEST_PART)
         value = sqrt(process.ritz())
         return Ritz(value, (process.recurrence(),), probability, component)
 

@@ -19,7 +19,7 @@ All p_m are positive for x beyond the Ritz values, and |d_{k+1}| ≤ 1, so
 
     |⟨u, v_1⟩| ≤ F(λ) = 1/p_k + Σ_m (Σ_{j≤m} p_{j−1} δ_j) / (β_m p_m p_{m−1}).
 
-F falls with x. So if the start v_1 has a part of more than τ along u, λ is at most the x
+F falls with x, also where δ grows with √x. So if the start v_1 has a part of more than τ along u, λ is at most the x
 with F(x) = τ. Neither orthogonality nor small errors are assumed: large ones make F large.
 """
 
@@ -53,6 +53,9 @@ class Recurrence:
     def hidden(self, x: float, error: float) -> float:
         """F(x): the largest part of the start along the eigenvector of an eigenvalue x.
 
+        What is computed is F of a recurrence with slightly other α, whose difference is
+        part of δ: as valid, and not always above F itself.
+
         `error` bounds the error of products with B and Bᵀ, per unit of their argument,
         where A is BᵀB or BBᵀ and ‖B‖ = √x. Infinite below the Ritz values.
         """
@@ -67,7 +70,9 @@ class Recurrence:
         for alpha, beta, lost in zip(self.alpha, self.beta, self.lost, strict=True):
             # Β_m p_m / p_{m−1}.
             factor = x - alpha - before
-            if not factor > 0.0:
+            # A is positive semidefinite, so that no α is this negative but by errors.
+            # With α ≥ −x the factor is at most 2x, and √x/factor falls with x.
+            if not factor > 0.0 or alpha < -x / 2:
                 return inf
             # The rounding of `factor` is that of another α_m, so it belongs to e_m.
             rounded = 4 * _EPS * (x + abs(alpha) + before)
