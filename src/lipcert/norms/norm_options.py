@@ -14,14 +14,21 @@ class NormOptions:
     """How norms are bounded.
 
     dense_limit: the largest side for which the Gram matrix is formed and the bound is
-    proved. inflation: by how much randomised bounds on norms may enlarge the constants.
-    failure_probability: of all randomised bounds together. memory: bytes that matrices
-    and Lanczos bases may take at a time; 60 % of what is free, at most 2 GiB, by
-    default.
-        What fits into it only piece by piece takes more rounds; a norm that needs more is refused with a forecast.
+    proved.
+
+    inflation: by how much randomised bounds on norms may enlarge the constants.
+
+    failure_probability: of all randomised bounds together, rounding included.
+
+    memory: bytes that matrices and Lanczos bases may take at a time; 60 % of what is
+    free, at most 2 GiB, by default. What fits into it only piece by piece takes more
+    rounds; a norm that needs more is refused with a forecast.
+
     seed: of the random starts; by default they come from the operating system's
-    entropy, after the weights are fixed. keep: a folder for norms that are done, so
-    that a bound that is interrupted continues there; none by default.
+    entropy, after the weights are fixed.
+
+    keep: a folder for norms that are done, so that a bound that is interrupted
+    continues there; none by default.
     """
 
     dense_limit: int = 4096
