@@ -45,13 +45,18 @@ class Bound(Shown):
     """Guaranteed upper bounds on l2 Lipschitz constants; the result of `lipcert.bound`.
 
     value: () for the target network, (K,) per class, (K, K) for last-layer and
-    pairwise; float64. contributions: share of every site in the (mean) value, by name,
-    from the input on; they sum to it. prefix: constants of the maps from the input to
-    each nonlinearity. tails: (n+1, …), constants from the output of each site 0..n to
-    the target; tails[0] is the value. between: (n+1, n+1), entry [k, i] bounds the map
-    from the output of site i to the input of site k. scales: the diagonals of the
-    sites, by name, if coordinates were fitted to the weights. winners: for the methods
-    that combine several: which of them gave the constant of each site and the values.
+    pairwise; float64.
+    contributions: share of every site in the (mean) value, by name, from the input on;
+    they sum to it.
+    prefix: constants of the maps from the input to each nonlinearity.
+    tails: (n+1, …), constants from the output of each site 0..n to the target; tails[0]
+    is the value.
+    between: (n+1, n+1), entry [k, i] bounds the map from the output of site i to the
+    input of site k.
+    scales: the diagonals of the sites, by name, if coordinates were fitted to the
+    weights.
+    winners: for the methods that combine several: which of them gave the constant of
+    each site and the values.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()

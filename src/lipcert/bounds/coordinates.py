@@ -19,8 +19,8 @@ from lipcert.network.rewrites import liplt_lines, loop_transform, naive_lines
 class Coordinates:
     """A network for a method of estimating.
 
-    last: the one that rows of logits are pulled back through. slack: by how much the U
-    of ellipsoids exceeds the least it can be, as a logarithm.
+    last: the one that rows of logits are pulled back through.
+    slack: by how much the U of ellipsoids exceeds the least it can be, as a logarithm.
     """
 
     network: Network

@@ -41,9 +41,11 @@ _ZERO = 1e-20
 class Ellipsoids:
     """What an elimination leaves.
 
-    output: K of the output, (outputs, outputs). multipliers: U_1..U_n. sizes: the
-    largest eigenvalue of every K_ii. shares: what the input and every nonlinearity add
-    to the trace of the output's K. diagonals, slack: behind U.
+    output: K of the output, (outputs, outputs).
+    multipliers: U_1..U_n.
+    sizes: the largest eigenvalue of every K_ii.
+    shares: what the input and every nonlinearity add to the trace of the output's K.
+    diagonals, slack: behind U.
     """
 
     output: Tensor
@@ -110,8 +112,9 @@ def pairs_apart(network: Network) -> Network:
 class Maps:
     """What the elimination needs to know of a network.
 
-    gram: K at the beginning, B_j0 B_l0ᵀ for all sites j, l behind the input. behind:
-    for every nonlinearity i, the maps B_ji to all sites j > i, one below the other.
+    gram: K at the beginning, B_j0 B_l0ᵀ for all sites j, l behind the input.
+    behind: for every nonlinearity i, the maps B_ji to all sites j > i, one below the
+    other.
     outputs: how many of the last rows are outputs. For sites of 3 and 2 entries and one
     output, K has the rows 0 1 2 | 3 4 | 5, and the maps behind have 3 and 1 rows.
     """

@@ -28,9 +28,10 @@ class Estimate:
     """A Lipschitz estimate. It may lie below the true bound while the power iteration has not converged.
 
     value: () for the target network, (K,) per class, (K, K) for last-layer and
-    pairwise. prefix: m_1..m_n, the constants of the maps from the input to the input of
-    each nonlinearity. contributions: how much each site 0..n adds to the (mean) value;
-    they sum to it.
+    pairwise.
+    prefix: m_1..m_n, the constants of the maps from the input to the input of each
+    nonlinearity.
+    contributions: how much each site 0..n adds to the (mean) value; they sum to it.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()

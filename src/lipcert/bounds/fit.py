@@ -25,8 +25,9 @@ class FitOptions:
 
     pair: the two classes whose constant is to be small, instead of the mean.
     per_neuron: scale every entry of a convolutional site on its own, not only every
-    channel. start: the diagonals to begin with instead of the identity, such as those
-    of an earlier bound (`bound.scales`) or of an `Estimator` (`estimator.diagonals()`).
+    channel.
+    start: the diagonals to begin with instead of the identity, such as those of an
+    earlier bound (`bound.scales`) or of an `Estimator` (`estimator.diagonals()`).
     each: steps for the multipliers of every functional alone, after those for all
     together, of method "ellipsoids".
 

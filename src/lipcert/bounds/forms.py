@@ -38,7 +38,8 @@ _TINY = 1e-300
 class Form:
     """A float64 network with 1-Lipschitz nonlinearities, and bounds on the norms of its maps.
 
-    method: what the form is called. base: the network before it was transformed.
+    method: what the form is called.
+    base: the network before it was transformed.
     radii: S_0..S_n of the transformation, at least; 1 for the input.
     diagonals: D_i of sites in other coordinates, in which the constants of the form are
     those of D_i⁻¹z_i.

@@ -20,10 +20,11 @@ _YOUNG = 2.0**29 + 2
 class Problem:
     """P(ρ, t) = diag(ρ, …, t, …) − Zᵀ diag(t, …, 1, …) Z; the rows of Z are those of z_1, …, z_n and C.
 
-    coordinate: which entry of (ρ, t) belongs to each column of P; row: which entry of
-    (ρ, t, 1) to each row of Z. site_row, site_column: the sites of rows and columns;
-    drift[j, i] bounds the norm of the error of their block of Z. start: (ρ, t) of
-    LipLT, moved into the interior.
+    coordinate: which entry of (ρ, t) belongs to each column of P;
+    row: which entry of (ρ, t, 1) to each row of Z.
+    site_row, site_column: the sites of rows and columns; drift[j, i] bounds the norm of
+    the error of their block of Z.
+    start: (ρ, t) of LipLT, moved into the interior.
     """
 
     z: np.ndarray

@@ -23,7 +23,8 @@ class Prefixes:
     """The smallest constants of the maps from the input to each nonlinearity.
 
     known, winners: those of the first program by the names of its sites, and the
-    methods they are due to. forms: those of each form, in its coordinates.
+    methods they are due to.
+    forms: those of each form, in its coordinates.
     """
 
     known: dict[str, float] = field(default_factory=dict)

@@ -16,10 +16,13 @@ from lipcert.shown import Shown
 class Certificates(Shown):
     """Predictions with certified radii, one entry per input.
 
-    prediction: class that the model returns. margin: its logit minus the next largest,
-    as computed. radius: no input closer than this changes the prediction of the model
-    as executed; float64, 0 if nothing is known. label: true classes, if given.
-    guarantee: that of the bound. norm: of the distances, 2 or ∞.
+    prediction: class that the model returns.
+    margin: its logit minus the next largest, as computed.
+    radius: no input closer than this changes the prediction of the model as executed;
+    float64, 0 if nothing is known.
+    label: true classes, if given.
+    guarantee: that of the bound.
+    norm: of the distances, 2 or ∞.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()

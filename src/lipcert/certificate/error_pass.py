@@ -19,8 +19,9 @@ class Execution:
 
     logits: (B, K), as the program returned them.
     sites: (B, n), l2 norm of the error made at the output of each nonlinearity,
-    float64. output: (B, K), error made in the last stage, per logit, float64. largest:
-    (), the largest absolute value anywhere in the batch.
+    float64.
+    output: (B, K), error made in the last stage, per logit, float64.
+    largest: (), the largest absolute value anywhere in the batch.
     """
 
     logits: Tensor

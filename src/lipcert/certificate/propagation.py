@@ -39,11 +39,13 @@ class RoundingModel:
 
     tails: (n, K, K), T + q: effect of an error at each site on each logit difference.
     last_stage: (K, n), q: the part of it that comes from larger errors in the last
-    stage, for each logit. amplify: (n, n), D = amplify·d⁰ covers the errors at the
-    centre and at any point of the ball together. ball: (n, n), d = ball·d⁰ covers those
-    at a point of the ball alone (for R = 0). growth: (K, K), κ: how fast the error of a
-    difference can grow with the distance. reach: how far from an input nothing can
-    overflow, whatever its values up to `LARGEST`.
+    stage, for each logit.
+    amplify: (n, n), D = amplify·d⁰ covers the errors at the centre and at any point of
+    the ball together.
+    ball: (n, n), d = ball·d⁰ covers those at a point of the ball alone (for R = 0).
+    growth: (K, K), κ: how fast the error of a difference can grow with the distance.
+    reach: how far from an input nothing can overflow, whatever its values up to
+    `LARGEST`.
     """
 
     tails: Tensor

@@ -48,12 +48,16 @@ _FOLLOWED_TERMS = 300
 class NodeBounds:
     """The numbers of one node; `carried`, `sums` and `flushed` have one for every edge.
 
-    carried: σ + 2γμ. sums: μ. flushed: norm of what is lost of a weight matrix. offset:
-    ‖b‖. roundoff: γ, 0 if the node only moves entries. lost: what an entry loses where
-    products and operands underflow. coarse: the errors that the node makes are bounded
-    by norms at a point, too, instead of being followed. measured: the norm of the
-    node's value is taken from the value itself, instead of being bounded by those
-    before it.
+    carried: σ + 2γμ.
+    sums: μ.
+    flushed: norm of what is lost of a weight matrix.
+    offset: ‖b‖.
+    roundoff: γ, 0 if the node only moves entries.
+    lost: what an entry loses where products and operands underflow.
+    coarse: the errors that the node makes are bounded by norms at a point, too, instead
+    of being followed.
+    measured: the norm of the node's value is taken from the value itself, instead of
+    being bounded by those before it.
     """
 
     carried: tuple[float, ...]
@@ -72,9 +76,10 @@ class Stages:
 
     rows: for every edge of the last node, (K,): the factor of an error for each logit.
     errors: (n, n+1), q_ki, by how much the error at the input of site k = 1..n grows
-    with ‖û_i‖ of site i = 0..n. logits: (K, n+1), q_ai, the same for the error of each
-    logit. norms: (nodes, n+1), norm of the sums of absolute products at each node per
-    unit of ‖û_i‖.
+    with ‖û_i‖ of site i = 0..n.
+    logits: (K, n+1), q_ai, the same for the error of each logit.
+    norms: (nodes, n+1), norm of the sums of absolute products at each node per unit of
+    ‖û_i‖.
     """
 
     nodes: tuple[NodeBounds, ...]

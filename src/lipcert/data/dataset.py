@@ -31,8 +31,9 @@ class Split:
     """Images, or other inputs, and labels of one split.
 
     images: uint8 (N, …), usually (N, C, H, W); the pixel value is images / maximum, in
-    [0, 1], never normalised. Or the pixel values themselves, as float32. labels: int64
-    (N,). dtype: of the pixels.
+    [0, 1], never normalised. Or the pixel values themselves, as float32.
+    labels: int64 (N,).
+    dtype: of the pixels.
     """
 
     images: Tensor
@@ -87,10 +88,11 @@ class Split:
 class Dataset:
     """A data set.
 
-    name: the name it is loaded by. title: what figures made from it have to be called,
-    such as "CIFAR-10 (JPEG)". note: where the images come from and how they were split,
-    in one sentence. validation: a third split, if the data set comes with one; it is in
-    neither of the others.
+    name: the name it is loaded by.
+    title: what figures made from it have to be called, such as "CIFAR-10 (JPEG)".
+    note: where the images come from and how they were split, in one sentence.
+    validation: a third split, if the data set comes with one; it is in neither of the
+    others.
     """
 
     name: str

@@ -39,8 +39,9 @@ def accuracy_curve(
     """Certified accuracy over ε.
 
     curves: for each name the certified radii of the correctly classified inputs, and
-    the number of all inputs. points: for each name some (ε, accuracy, meaning), with a
-    meaning such as "attacked" or "clean".
+    the number of all inputs.
+    points: for each name some (ε, accuracy, meaning), with a meaning such as "attacked"
+    or "clean".
     """
     figure, (axes,) = new_figure()
     shades = colours(list(curves))

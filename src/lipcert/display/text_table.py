@@ -40,8 +40,8 @@ _LATEX = {
 class TextTable:
     """Cells of text under a title; the first `words` columns are words, all others are numbers.
 
-    remark: whether the last column has words too. lines: the numbers of the rows above
-    which a line is drawn.
+    remark: whether the last column has words too.
+    lines: the numbers of the rows above which a line is drawn.
     """
 
     title: str

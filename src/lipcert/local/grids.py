@@ -40,9 +40,11 @@ _ROUND = gamma(12)
 class Grid:
     """The graph of φ around a centre z with φ̂ = φ(z) as executed, both subtracted; all tensors of float64.
 
-    places: (N+1, B, …), p_i − z. values: (N+1, B, …), φ(p_i) − φ̂. error: (B, …), of
-    the values and places together with the rounding of an intercept, for slopes of up
-    to `steepest`. strays: (N, B, …), ρ of every cell.
+    places: (N+1, B, …), p_i − z.
+    values: (N+1, B, …), φ(p_i) − φ̂.
+    error: (B, …), of the values and places together with the rounding of an intercept,
+    for slopes of up to `steepest`.
+    strays: (N, B, …), ρ of every cell.
     """
 
     places: Tensor

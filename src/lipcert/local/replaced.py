@@ -29,9 +29,9 @@ from lipcert.rounding import UNIT_ROUNDOFF, gamma
 class Replaced:
     """A relaxation with the range of the output, Δ ∈ [−below, above], e, and the grid it was made from, if any.
 
-    allowance: e, and what products with rows are off by. inward: η of the node before,
-    if rows reach it by this site alone: then it is part of the intercepts, |y|·|λ|·η
-    for a row y.
+    allowance: e, and what products with rows are off by.
+    inward: η of the node before, if rows reach it by this site alone: then it is part
+    of the intercepts, |y|·|λ|·η for a row y.
     """
 
     relaxation: Relaxation

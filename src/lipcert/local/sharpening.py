@@ -25,8 +25,9 @@ class Effort:
     """Steps of ascent for the slopes of lines, on the bounds of the differences of logits.
 
     last_steps: for the slopes that these rows meet, with the intervals inside as they
-    are. inner_steps: for the slopes of all rows together (see `joint_search`), where
-    the former did not do.
+    are.
+    inner_steps: for the slopes of all rows together (see `joint_search`), where the
+    former did not do.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()

@@ -17,9 +17,12 @@ from lipcert.rounding import gamma
 class Deviations:
     """The state of the walk through the nodes; all tensors float64, one row for each input.
 
-    centre: v̂ at the inputs. reach: D. norms: m, (B,). noise: what of D does not shrink
-    with the radius, in the linear prefix. below, above: Δ ∈ [−below, above]. largest:
-    of each node, (B,), the largest sum of absolute products.
+    centre: v̂ at the inputs.
+    reach: D.
+    norms: m, (B,).
+    noise: what of D does not shrink with the radius, in the linear prefix.
+    below, above: Δ ∈ [−below, above].
+    largest: of each node, (B,), the largest sum of absolute products.
     """
 
     prepared: Prepared

@@ -34,8 +34,8 @@ class LoadedModel:
     """A model in eval mode, the shape of its inputs, and where it comes from.
 
     earlier: the bound that is stored beside the weights, as in a run folder: at least a
-    good start for another. longest_sum: if given, what is executed sums in parts of at
-    most so many products.
+    good start for another.
+    longest_sum: if given, what is executed sums in parts of at most so many products.
 
     Example:
         >>> loaded = lipcert.load_model("mlp-64")

@@ -23,8 +23,11 @@ from lipcert.rounding import UNIT_ROUNDOFF, gamma
 class _Centre:
     """LayerNorm at the centre of a box; what the proof computes, and between what the true numbers are.
 
-    shifted, scale: x̃ and s as computed. sizes: at least |x̃|. low, high: s is between.
-    off: x̃ is off by at most that. least, most: between what s is over the box.
+    shifted, scale: x̃ and s as computed.
+    sizes: at least |x̃|.
+    low, high: s is between.
+    off: x̃ is off by at most that.
+    least, most: between what s is over the box.
     """
 
     shifted: Tensor

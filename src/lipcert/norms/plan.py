@@ -37,7 +37,8 @@ _ROWS = 8
 class Plan:
     """Which norms are proved, and which are bounded by Lanczos, how precisely, each with this failure probability.
 
-    work: multiplications for each. memory: bytes that the largest of them takes.
+    work: multiplications for each.
+    memory: bytes that the largest of them takes.
     """
 
     proved: list[Pair]

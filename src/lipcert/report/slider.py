@@ -127,8 +127,9 @@ class _SortedDistances:
     """Sorted radii of correct predictions, and sorted distances of those that were fooled at any distance.
 
     survivors: correct predictions among the `attacked` inputs, fooled at some distance
-    or not at all. attacked_radii: sorted radii of these, so that shares of the same
-    inputs stand side by side.
+    or not at all.
+    attacked_radii: sorted radii of these, so that shares of the same inputs stand side
+    by side.
     """
 
     radii: NDArray[np.float64]

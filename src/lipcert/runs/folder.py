@@ -48,7 +48,8 @@ class RunFolder:
     attacked, distance: the attacked inputs, and how far the closest images found with
     another prediction are; None if
         no input was attacked.
-    constants: means and contributions by method. bound: what the certificates rest on.
+    constants: means and contributions by method.
+    bound: what the certificates rest on.
     missing: the parts that are not there, by name, each with the reason.
     twin: whether it is the standard twin of the run before it.
     """

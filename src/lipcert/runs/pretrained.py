@@ -16,8 +16,8 @@ from lipcert.runs.summary import Summary, read_summary
 class Pretrained(CertifiedClassifier):
     """A certified classifier that was trained here: x ↦ (logits, radius), for pixels in [0, 1].
 
-    name: that of its preset. summary: what it reached on the test split, by guaranteed
-    bounds.
+    name: that of its preset.
+    summary: what it reached on the test split, by guaranteed bounds.
     """
 
     def __init__(self, name: str, loaded: LoadedModel, summary: Summary) -> None:

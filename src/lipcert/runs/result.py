@@ -14,9 +14,9 @@ from lipcert.shown import Shown
 class Run(Shown):
     """A finished run.
 
-    summary: clean and certified accuracies, by guaranteed bounds. metrics: one record
-    per epoch, with estimates. standard: the twin that was trained by cross-entropy
-    alone, if there is one.
+    summary: clean and certified accuracies, by guaranteed bounds.
+    metrics: one record per epoch, with estimates.
+    standard: the twin that was trained by cross-entropy alone, if there is one.
 
     It shows its accuracies as a table. `plot` draws losses, accuracies and mean
     constants over the epochs, and `to_pandas` has the metrics, one row per epoch;

@@ -53,19 +53,26 @@ _STEPS = 16
 class TrainConfig(Part):
     """Everything that determines a run.
 
-    model: a network of the zoo, or module:factory. data: a name or path for
-    `lipcert.data.load`. epsilons: in pixels in [0, 1]. init_from: weights to begin
-    with, a file or a run folder. loss: also module:function, see `OwnLoss`.
+    model: a network of the zoo, or module:factory.
+    data: a name or path for `lipcert.data.load`.
+    epsilons: in pixels in [0, 1].
+    init_from: weights to begin with, a file or a run folder.
+    loss: also module:function, see `OwnLoss`.
     input_range: [−1, 1] adds a first layer that maps pixels there; radii stay in
-    pixels. validation: so many training images are kept aside and watched in place of
-    the test split. batch_size: if not set, 512, or less for small data. warmup_epochs:
-    the first ones, trained by cross-entropy alone. classes_per_batch: 0 for no limit.
-    clip_norm: largest norm of the gradient, 0 for no limit. precision: of the forward
-    pass, never of the constants. compare_standard: also train a twin by cross-entropy
-    alone. attack_inputs: how many test inputs are attacked at the end, evenly spread
-    over the test split. execution: the arithmetic in which the trained model is
-    certified and attacked; in float64 rounding costs nothing, in float32-split, with
-    long sums in parts, little. note: what a reader of the results has to know.
+    pixels.
+    validation: so many training images are kept aside and watched in place of the test
+    split.
+    batch_size: if not set, 512, or less for small data.
+    warmup_epochs: the first ones, trained by cross-entropy alone.
+    classes_per_batch: 0 for no limit.
+    clip_norm: largest norm of the gradient, 0 for no limit.
+    precision: of the forward pass, never of the constants.
+    compare_standard: also train a twin by cross-entropy alone.
+    attack_inputs: how many test inputs are attacked at the end, evenly spread over the
+    test split.
+    execution: the arithmetic in which the trained model is certified and attacked; in
+    float64 rounding costs nothing, in float32-split, with long sums in parts, little.
+    note: what a reader of the results has to know.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "run"

@@ -74,8 +74,8 @@ class OptimizerConfig(Part):
     """Adam with the paper's constants; type "muon" moves the matrices of dense layers by Muon instead, "muon-kernels"
     the kernels of convolutions too.
 
-    muon_lr: the learning rate of Muon, as a multiple of Adam's. momentum, weight_decay:
-    of Muon.
+    muon_lr: the learning rate of Muon, as a multiple of Adam's.
+    momentum, weight_decay: of Muon.
     """
 
     type: Literal["adam", "muon", "muon-kernels"] = "adam"

@@ -39,8 +39,8 @@ class MethodTask:
     """A program to be bounded, for some targets: what methods have in common is computed once.
 
     promised: the same model with layers that are Lipschitz by construction as single
-    sites, if it has any. digest: the fingerprint of the program, under which finished
-    norms are kept.
+    sites, if it has any.
+    digest: the fingerprint of the program, under which finished norms are kept.
     """
 
     program: Program
