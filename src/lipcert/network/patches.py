@@ -8,13 +8,20 @@ images.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import cache
 from itertools import product
+from math import ceil
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from lipcert.network.program import Shape
@@ -22,22 +29,38 @@ from lipcert.network.program import Shape
 _TILE = 1 << 18
 """Entries of a tile of patches."""
 _Key = tuple[int, Shape, Shape]
-_matrices: ContextVar[dict[_Key, tuple[Tensor, Tensor]] | None] = ContextVar(
-    "matrices of kernels", default=None
-)
+_Sides = tuple[int, int, int, int]
+"""Zeros on the left, on the right, above and below; entries are cut off where negative, as in F.pad."""
+
+
+@dataclass
+class _Work:
+    """What lasts as long as kernels do not change."""
+
+    threads: int
+    matrices: dict[_Key, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+
+_work: ContextVar[_Work | None] = ContextVar("work with constant kernels", default=None)
 
 
 @contextmanager
 def constant_kernels() -> Iterator[None]:
-    """Within, kernels do not change: each is laid out as a matrix once, not for every product."""
-    known: dict[_Key, tuple[Tensor, Tensor]] = {}
-    token = _matrices.set(known)
+    """Within, kernels do not change: each is laid out as a matrix once, not for every product.
+
+    From the first product on, torch itself has one thread: its others would spin while
+    ours multiply.
+    """
+    work = _Work(torch.get_num_threads())
+    token = _work.set(work)
     try:
         yield
     finally:
-        _matrices.reset(token)
+        _work.reset(token)
         # Whoever copied the context must not find them later.
-        known.clear()
+        work.matrices.clear()
+        if torch.get_num_threads() != work.threads:
+            torch.set_num_threads(work.threads)
 
 
 def applies(x: Tensor, groups: int, axes: int) -> bool:
@@ -54,7 +77,9 @@ def convolve(
 ) -> Tensor:
     """`conv2d` without groups: (rows, channels, height, width) → (rows, filters, …), channels last in memory."""
     size = tuple(weight.shape[2:])
-    return _convolve(x, _matrix(weight), size, stride, padding, dilation)
+    vertical, horizontal = padding
+    sides = (horizontal, horizontal, vertical, vertical)
+    return _convolve(x, _matrix(weight), size, stride, sides, dilation)
 
 
 def transpose(
@@ -74,34 +99,45 @@ def transpose(
             size.append(len(range(r, taps, s)))
         if 0 in size:
             continue  # no tap meets these entries
-        # The entry x = s·a + r − p sums y(a − i) over the taps r + s·i.
-        reach = (size[0] - 1, size[1] - 1)
-        matrix = _matrix(weight, stride, residues)
-        image = _convolve(y, matrix, tuple(size), (1, 1), reach, (1, 1))
-        image = image.permute(0, 2, 3, 1)
-        here, there = [], []
-        for axis in range(2):
-            some = _inside(
-                image.shape[1 + axis],
-                shape[axis],
-                stride[axis],
-                residues[axis] - padding[axis],
+        sides: list[int] = []
+        places = []
+        for axis in reversed(range(2)):
+            first = residues[axis] - padding[axis]
+            around, some = _meeting(
+                y.shape[2 + axis], size[axis], shape[axis], stride[axis], first
             )
-            here.append(some[0])
-            there.append(some[1])
-        result[:, there[0], there[1]] = image[:, here[0], here[1]]
+            sides.extend(around)
+            places.append(some)
+        columns, lines = places
+        if not columns or not lines:
+            continue
+        matrix = _matrix(weight, stride, residues)
+        left, right, above, below = sides
+        image = _convolve(
+            y, matrix, tuple(size), (1, 1), (left, right, above, below), (1, 1)
+        )
+        result[:, _slice(lines), _slice(columns)] = image.permute(0, 2, 3, 1)
     return result.permute(0, 3, 1, 2)
 
 
-def _inside(length: int, size: int, step: int, first: int) -> tuple[slice, slice]:
-    """The a < length with 0 ≤ first + step·a < size, and these places.
+def _meeting(
+    length: int, taps: int, size: int, step: int, first: int
+) -> tuple[tuple[int, int], range]:
+    """Zeros around y, and the places x = first + step·a of the larger image that meet some of its entries.
 
-    For 4 entries at −1, 1, 3, 5 of an image of 4: the second and the third, at 1 and 3.
+    The entry at x sums y(a − i) over the taps i. With y of length 3 and two taps, a is 0
+    to 3; if first is −1 and the step 2, x is −1, 1, 3, 5, of which 1 and 3 are in an
+    image of 4: y is needed from 0 to 2, with no zero on either side.
     """
-    skipped = max(0, -(first // step))
-    start = first + step * skipped
-    count = max(0, min(length - skipped, -((start - size) // step)))
-    return slice(skipped, skipped + count), slice(start, start + step * count, step)
+    start = max(0, -(first // step))
+    stop = min(length + taps - 1, -((first - size) // step))
+    # What is needed of y goes from start − (taps − 1) to stop − 1.
+    around = (taps - 1 - start, stop - length)
+    return around, range(first + step * start, first + step * stop, step)
+
+
+def _slice(places: range) -> slice:
+    return slice(places.start, places.stop, places.step)
 
 
 def _matrix(weight: Tensor, stride: Shape = (), residues: Shape = ()) -> Tensor:
@@ -110,19 +146,19 @@ def _matrix(weight: Tensor, stride: Shape = (), residues: Shape = ()) -> Tensor:
     With residues, that of the transpose: every s-th tap in reverse order, (taps·filters,
     channels).
     """
-    known = _matrices.get()
+    work = _work.get()
     key = (id(weight), stride, residues)
-    if known is not None and key in known:
-        return known[key][1]
+    if work is not None and key in work.matrices:
+        return work.matrices[key][1]
     kernel = weight
     if residues:
         taps = weight[:, :, residues[0] :: stride[0], residues[1] :: stride[1]]
         kernel = taps.flip(2, 3).transpose(0, 1)
     # (filters, channels, i, j) → (i·j·channels, filters).
     matrix = kernel.permute(2, 3, 1, 0).reshape(-1, kernel.shape[0]).contiguous()
-    if known is not None:
+    if work is not None:
         # With the weight itself, so that no other tensor gets its id.
-        known[key] = weight, matrix
+        work.matrices[key] = weight, matrix
     return matrix
 
 
@@ -131,17 +167,14 @@ def _convolve(
     matrix: Tensor,
     size: Shape,
     stride: Shape,
-    padding: Shape,
+    sides: _Sides,
     dilation: Shape,
 ) -> Tensor:
     """The convolution with a kernel of this size that was laid out as a matrix."""
     channels = x.shape[1]
-    vertical, horizontal = padding
     # (rows, height, width, channels): F.pad begins with the last axis, which gets
     # nothing.
-    padded = F.pad(
-        x.permute(0, 2, 3, 1), (0, 0, horizontal, horizontal, vertical, vertical)
-    ).contiguous()
+    padded = F.pad(x.permute(0, 2, 3, 1), (0, 0, *sides)).contiguous()
     out = []
     for axis in range(2):
         reach = dilation[axis] * (size[axis] - 1) + 1
@@ -165,21 +198,60 @@ def _multiplied(patches: Tensor, matrix: Tensor) -> Tensor:
     """(rows, height, width, filters): every patch times the matrix, tile by tile."""
     rows, height, width = patches.shape[:3]
     length, filters = matrix.shape
-    result = patches.new_empty(rows, height, width, filters)
     # A tile is some lines of one image or, if images are small, several whole images.
     lines = max(1, _TILE // (width * length))  # of an image, in a tile
     together = max(1, lines // height)  # images
-    lines = min(lines, height)
-    buffer = patches.new_empty(min(together, rows), lines, *patches.shape[2:])
-    for first in range(0, rows, together):
-        count = min(together, rows - first)
-        for top in range(0, height, lines):
-            piece = patches[first : first + count, top : top + lines]
-            tile = buffer[: piece.shape[0], : piece.shape[1]]
+    # Tiles of one size: 16 lines of which 14 would fit are twice 8, not 14 and 2.
+    lines = ceil(height / ceil(height / lines))
+    given, factor = patches.detach().numpy(), matrix.detach().numpy()
+    result = np.empty((rows, height, width, filters))
+
+    def multiply(places: Iterator[tuple[int, int]]) -> None:
+        buffer = np.empty((min(together, rows), lines, *given.shape[2:]))
+        for first, top in places:
+            piece = given[first : first + together, top : top + lines]
+            tile = buffer[: len(piece), : piece.shape[1]]
             # The patches are a view in which entries appear up to k² times; only the
             # tile holds copies.
-            tile.copy_(piece)
+            np.copyto(tile, piece)
             # Lines of one image, or whole images, lie one after the other.
-            place = result[first : first + count, top : top + lines]
-            torch.mm(tile.reshape(-1, length), matrix, out=place.view(-1, filters))
-    return result
+            place = result[first : first + together, top : top + lines]
+            out = place.reshape(-1, filters)
+            np.matmul(tile.reshape(-1, length), factor, out=out)
+
+    tiles = list(product(range(0, rows, together), range(0, height, lines)))
+    _share(multiply, tiles)
+    return torch.from_numpy(result)
+
+
+def _share(
+    multiply: Callable[[Iterator[tuple[int, int]]], None], tiles: list[tuple[int, int]]
+) -> None:
+    """Tiles on as many threads as torch has, each with products of its own.
+
+    Threads of a single product would wait for each other, and for those of torch.
+    """
+    # Whoever is ready takes the next one.
+    left = iter(tiles)
+    work = _work.get()
+    if work is not None and torch.get_num_threads() > 1:
+        torch.set_num_threads(1)
+    threads = torch.get_num_threads() if work is None else work.threads
+    threads = min(threads, len(tiles))
+    with _blas().limit(limits=1, user_api="blas"):
+        if threads <= 1:
+            multiply(left)
+        else:
+            list(_pool(os.getpid(), threads).map(multiply, [left] * threads))
+
+
+@cache
+def _pool(process: int, threads: int) -> ThreadPoolExecutor:
+    """Threads that stay, as the buffers of BLAS in each are costly to make; a forked process has none of them."""
+    return ThreadPoolExecutor(threads, "patches")
+
+
+@cache
+def _blas() -> ThreadpoolController:
+    """The libraries behind NumPy; looking for them takes some time."""
+    return ThreadpoolController()
