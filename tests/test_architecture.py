@@ -17,7 +17,8 @@ import lipcert_experiments
 SOURCE = Path(lipcert.__file__).parent
 EXPERIMENTS = Path(lipcert_experiments.__file__).parent
 ORDER = [
-    "version", "errors", "layout", "files", "progress", "resources", "processes", "shown", "rounding", "option_values",
+    "version", "errors", "layout", "files", "progress", "resources", "processes", "threads", "shown", "rounding",
+    "option_values",
     "network", "own_code", "onnx_graphs", "norms", "bounds", "certificate", "local", "losses", "layers", "data",
     "attacks", "models", "runs", "display", "training", "report", "web", "commands", "cli", "__main__",
 ]  # fmt: skip

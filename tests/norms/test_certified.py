@@ -190,9 +190,9 @@ def test_a_norm_that_is_begun_anew_has_the_same_start(tmp_path, monkeypatch):
     """Another start, drawn because the first did not suit, would fail twice as often."""
     seeds = []
 
-    def spied(network, goals, probability, seed, progress):
+    def spied(network, goals, probability, seed, *rest):
         seeds.append(seed)
-        return bound_by_lanczos(network, goals, probability, seed, progress)
+        return bound_by_lanczos(network, goals, probability, seed, *rest)
 
     monkeypatch.setattr(certified, "bound_by_lanczos", spied)
     model, shape = dense_chain(40, 50, 45, 4), (40,)

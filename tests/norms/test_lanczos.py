@@ -11,6 +11,7 @@ from torch import nn
 
 import lipcert
 from helpers import dense_maps, examples, randn, transformed
+from lipcert.network.patches import constant_kernels
 from lipcert.norms.lanczos import run_lanczos
 from lipcert.norms.lanczos_process import Process
 from lipcert.norms.randomised import (
@@ -288,11 +289,30 @@ def test_negative_numbers_of_a_process_prove_nothing():
 
 def test_the_basis_stays_orthonormal():
     """One pass is enough, since what A q has along the last two vectors is removed first."""
-    network = one_layer(torch.diag(torch.logspace(0, -8, 80, dtype=torch.float64)))
-    basis = run_lanczos(network, {(1, 0): 60}, (0,))[1, 0]._basis
+    diagonal = torch.logspace(0, -16, 80, dtype=torch.float64)
+    process = Process(randn(1, 80), 60)
+    vectors = []
+    while not process.done:
+        vectors.append(process.vector)
+        process.advance(diagonal * process.vector)
+    basis = torch.cat(vectors)
     torch.testing.assert_close(
         basis @ basis.T, torch.eye(60, dtype=torch.float64), rtol=0, atol=1e-12
     )
+
+
+def test_starts_side_by_side_give_the_same_bounds():
+    """To the last digit: a start has its own vectors, whoever works beside it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(2, 5, 3, padding=1), nn.ReLU(), nn.Conv2d(5, 4, 3, 2), nn.Flatten()
+    )
+    network = transformed(model.double().requires_grad_(False), (2, 8, 8))
+    goals = {(1, 0): Goal(0.01, 40), (2, 0): Goal(0.02, 40), (2, 1): Goal(0.01, 9)}
+    alone = bound_by_lanczos(network, goals, 1e-12, 5, no_report)
+    with constant_kernels():
+        together = bound_by_lanczos(network, goals, 1e-12, 5, no_report, at_once=2)
+    assert together == alone
 
 
 def test_the_upper_bound_grows_with_inexact_products():

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from functools import cache
 from itertools import product
 from math import ceil
@@ -25,6 +24,7 @@ from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from lipcert.network.program import Shape
+from lipcert.threads import let_torch_rest, own_threads, torch_restored
 
 _TILE = 1 << 18
 """Entries of a tile of patches."""
@@ -33,34 +33,26 @@ _Sides = tuple[int, int, int, int]
 """Zeros on the left, on the right, above and below; entries are cut off where negative, as in F.pad."""
 
 
-@dataclass
-class _Work:
-    """What lasts as long as kernels do not change."""
-
-    threads: int
-    matrices: dict[_Key, tuple[Tensor, Tensor]] = field(default_factory=dict)
-
-
-_work: ContextVar[_Work | None] = ContextVar("work with constant kernels", default=None)
+_matrices: ContextVar[dict[_Key, tuple[Tensor, Tensor]] | None] = ContextVar(
+    "matrices of kernels", default=None
+)
 
 
 @contextmanager
 def constant_kernels() -> Iterator[None]:
     """Within, kernels do not change: each is laid out as a matrix once, not for every product.
 
-    From the first product on, torch itself has one thread: its others would spin while
-    ours multiply.
+    From the first product on, torch itself has one thread.
     """
-    work = _Work(torch.get_num_threads())
-    token = _work.set(work)
+    known: dict[_Key, tuple[Tensor, Tensor]] = {}
+    token = _matrices.set(known)
     try:
-        yield
+        with torch_restored():
+            yield
     finally:
-        _work.reset(token)
+        _matrices.reset(token)
         # Whoever copied the context must not find them later.
-        work.matrices.clear()
-        if torch.get_num_threads() != work.threads:
-            torch.set_num_threads(work.threads)
+        known.clear()
 
 
 def applies(x: Tensor, groups: int, axes: int) -> bool:
@@ -146,19 +138,19 @@ def _matrix(weight: Tensor, stride: Shape = (), residues: Shape = ()) -> Tensor:
     With residues, that of the transpose: every s-th tap in reverse order, (taps·filters,
     channels).
     """
-    work = _work.get()
+    known = _matrices.get()
     key = (id(weight), stride, residues)
-    if work is not None and key in work.matrices:
-        return work.matrices[key][1]
+    if known is not None and key in known:
+        return known[key][1]
     kernel = weight
     if residues:
         taps = weight[:, :, residues[0] :: stride[0], residues[1] :: stride[1]]
         kernel = taps.flip(2, 3).transpose(0, 1)
     # (filters, channels, i, j) → (i·j·channels, filters).
     matrix = kernel.permute(2, 3, 1, 0).reshape(-1, kernel.shape[0]).contiguous()
-    if work is not None:
+    if known is not None:
         # With the weight itself, so that no other tensor gets its id.
-        work.matrices[key] = weight, matrix
+        known[key] = weight, matrix
     return matrix
 
 
@@ -227,17 +219,14 @@ def _multiplied(patches: Tensor, matrix: Tensor) -> Tensor:
 def _share(
     multiply: Callable[[Iterator[tuple[int, int]]], None], tiles: list[tuple[int, int]]
 ) -> None:
-    """Tiles on as many threads as torch has, each with products of its own.
+    """Tiles on several threads, each with products of its own.
 
     Threads of a single product would wait for each other, and for those of torch.
     """
+    let_torch_rest()
     # Whoever is ready takes the next one.
     left = iter(tiles)
-    work = _work.get()
-    if work is not None and torch.get_num_threads() > 1:
-        torch.set_num_threads(1)
-    threads = torch.get_num_threads() if work is None else work.threads
-    threads = min(threads, len(tiles))
+    threads = min(own_threads(), len(tiles))
     with _blas().limit(limits=1, user_api="blas"):
         if threads <= 1:
             multiply(left)

@@ -21,7 +21,7 @@ from lipcert.norms.kept import KeptNorms, Record
 from lipcert.norms.norm_options import NormOptions
 from lipcert.norms.plan import Plan, forecast, make_plan
 from lipcert.norms.product_errors import ProductErrors
-from lipcert.norms.randomised import Ritz, bound_by_lanczos
+from lipcert.norms.randomised import Ritz, bound_by_lanczos, starts_at_once
 from lipcert.processes import gathered, of_first, own_share, process_count
 from lipcert.progress import Progress, Work, no_progress, no_report
 from lipcert.rounding import UNDERFLOW, round_up
@@ -192,14 +192,20 @@ def _iterate(
     accepts = partial(Ritz.of_record, goals=plan.goals, probability=plan.probability)
     ritz = _found(list(plan.goals), kept, accepts)
     left = {pair: plan.work[pair] for pair in plan.goals if pair not in ritz}
+    at_once = starts_at_once(network, plan.probability)
     sizes = {}
     # Those that end together travel together.
     for pair in sorted(own_share(left), key=lambda pair: plan.goals[pair].steps):
-        sizes[pair] = lanczos.memory(network, pair, plan.goals[pair].steps)
+        steps = plan.goals[pair].steps
+        sizes[pair] = at_once * lanczos.memory(network, pair, steps)
     for chunk in _chunks(sizes, options.memory):
         report = work.part(sum(plan.work[pair] for pair in chunk))
         goals = {pair: plan.goals[pair] for pair in chunk}
-        made = bound_by_lanczos(network, goals, plan.probability, seed, report)
+        # A single pair may be too large for all starts at a time.
+        fits = sum(sizes[pair] for pair in chunk) <= options.memory
+        made = bound_by_lanczos(
+            network, goals, plan.probability, seed, report, at_once if fits else 1
+        )
         _keep(made, kept)
         ritz |= made
     return _together(ritz)

@@ -69,7 +69,7 @@ def run_lanczos(
             # not make it less certain.
             looks = not process.done and process.steps % _LOOKS == 0
             if looks and enough(pair, process):
-                process.done = True
+                process.finish()
         # A new schedule costs a little: pairs that are done travel along until they are
         # more than a fifth.
         active = [pair for pair in batch.pairs if not processes[pair].done]

@@ -27,17 +27,27 @@ class Process:
 
     def __init__(self, start: Tensor, steps: int) -> None:
         """`start` is one row."""
-        self.done = False
+        self._most = steps
         # Of A and T: squares of their entries must neither overflow nor vanish.
         self.unit = 1.0
-        # Orthonormal rows, filled one by one.
-        self._basis = start.new_empty(steps, start.numel())
+        # Orthonormal rows, filled one by one; none when all is done.
+        self._basis: Tensor | None = start.new_empty(steps, start.numel())
         self._basis[0] = start.reshape(-1) / torch.linalg.vector_norm(start)
         self.vector = self._basis[0].reshape(start.shape)
         self._alpha: list[float] = []
         # The last one leads to the vector that would be next.
         self._beta: list[float] = []
         self._lost: list[float] = []
+
+    @property
+    def done(self) -> bool:
+        return self._basis is None
+
+    def finish(self) -> None:
+        """No more steps: the basis, which takes the memory, is let go."""
+        # A process that is done travels along for a while, with the last vector.
+        self.vector = self.vector.clone()
+        self._basis = None
 
     @property
     def steps(self) -> int:
@@ -51,6 +61,7 @@ class Process:
         of the basis then removes is rounding, so that once is enough; twice if little
         is left.
         """
+        assert self._basis is not None, "the process is done"
         step = len(self._alpha)
         # In units of the largest entry of A b, the numbers of T are moderate whatever
         # the weights are.
@@ -67,8 +78,8 @@ class Process:
         self._lost.append(self._loss(scaled, rest, w, norm))
         exhausted = norm <= _RESOLUTION * max(*self._alpha, *self._beta, 0.0)
         self._beta.append(norm)
-        if exhausted or step + 1 == len(self._basis):
-            self.done = True
+        if exhausted or step + 1 == self._most:
+            self.finish()
             return
         self._basis[step + 1] = w / norm
         self.vector = self._basis[step + 1].reshape(self.vector.shape)
@@ -90,7 +101,7 @@ class Process:
 
     def left(self) -> int:
         """How many steps are left."""
-        return 0 if self.done else len(self._basis) - len(self._alpha)
+        return 0 if self.done else self._most - len(self._alpha)
 
     def ritz(self) -> float:
         """The largest Ritz value; infinite if the products overflow."""

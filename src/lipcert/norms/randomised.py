@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import ceil, exp, inf, log, pi, sqrt
 from typing import Any
 
@@ -33,6 +34,7 @@ from lipcert.norms.lanczos_process import Process
 from lipcert.norms.recurrence import Recurrence
 from lipcert.progress import Report
 from lipcert.rounding import UNDERFLOW, round_up
+from lipcert.threads import own_threads, side_by_side
 
 MOST_STEPS = 256
 """More would cost memory and time for orthogonalisation that few networks are worth."""
@@ -159,8 +161,12 @@ def bound_by_lanczos(
     probability: float,
     seed: int,
     progress: Report,
+    at_once: int = 1,
 ) -> dict[Pair, Ritz]:
-    """Bounds that reach their goals, each of which fails with at most this probability."""
+    """Bounds that reach their goals, each of which fails with at most this probability.
+
+    So many starts run side by side; the bounds do not depend on it.
+    """
     count = starts(probability)
     steps = {pair: goal.steps for pair, goal in goals.items()}
 
@@ -174,18 +180,28 @@ def bound_by_lanczos(
     def enough(pair: Pair, process: Process) -> bool:
         return evidence(pair, process).reaches(goals[pair])
 
-    found: dict[Pair, Ritz] = {}
-    for start in range(count):
-
-        def report(done: float, before: int = start) -> None:
-            progress((before + done) / count)
-
-        # One after the other: the basis of one start is in memory at a time.
+    def run(start: int, report: Report) -> dict[Pair, Ritz]:
+        # The bases of the processes are gone when it returns.
         processes = run_lanczos(network, steps, (seed, start), report, enough)
-        for pair, process in processes.items():
-            ritz = evidence(pair, process)
-            found[pair] = _both(found[pair], ritz) if pair in found else ritz
+        return {pair: evidence(pair, process) for pair, process in processes.items()}
+
+    found: dict[Pair, Ritz] = {}
+    for first in range(0, count, at_once):
+        some = range(first, min(first + at_once, count))
+
+        def report(done: float, before: int = first, here: int = len(some)) -> None:
+            progress((before + here * done) / count)
+
+        for made in side_by_side([partial(run, start) for start in some], report):
+            for pair, ritz in made.items():
+                found[pair] = _both(found[pair], ritz) if pair in found else ritz
     return found
+
+
+def starts_at_once(network: Network, probability: float) -> int:
+    """How many of the starts run side by side: as many as there are threads for them."""
+    threads = own_threads() if network.device.type == "cpu" else 1
+    return min(starts(probability), threads)
 
 
 def _both(first: Ritz, second: Ritz) -> Ritz:
