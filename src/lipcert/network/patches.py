@@ -84,7 +84,7 @@ def transpose(
     stride 1 with every s-th tap, in reverse order. With s = 2 and four taps, entries with
     even x + p see the taps 2, 0, the others 3, 1.
     """
-    result = y.new_zeros(len(y), *shape, weight.shape[1])
+    result = None
     for residues in product(*map(range, stride)):
         size = []
         for taps, s, r in zip(weight.shape[2:], stride, residues, strict=True):
@@ -108,8 +108,14 @@ def transpose(
         image = _convolve(
             y, matrix, tuple(size), (1, 1), (left, right, above, below), (1, 1)
         )
-        result[:, _slice(lines), _slice(columns)] = image.permute(0, 2, 3, 1)
-    return result.permute(0, 3, 1, 2)
+        if (len(lines), len(columns)) == shape:
+            return image  # all entries, of the only residue
+        if result is None:
+            result = y.new_zeros(len(y), *shape, weight.shape[1]).permute(0, 3, 1, 2)
+        result[:, :, _slice(lines), _slice(columns)] = image
+    if result is None:
+        return y.new_zeros(len(y), weight.shape[1], *shape)
+    return result
 
 
 def _meeting(
