@@ -112,8 +112,8 @@ def with_products(norms: Tensor, passing: Mapping[int, float]) -> Tensor:
 
 def weigh(
     guide: Guide, pairs: Sequence[Pair], last: int, tolerance: float, memory: int
-) -> dict[Pair, float]:
-    """w_ji of the pairs that have to be bounded; what is left to products has a total weight of at most `tolerance`.
+) -> tuple[dict[Pair, float], float]:
+    """w_ji of the pairs that have to be bounded, and the total weight of what is left to products, at most `tolerance`.
 
     Norms are estimated from the near pairs on, until products of those are enough for
     all others.
@@ -140,13 +140,15 @@ def weigh(
         if not bool(torch.isfinite(weight).all()):
             # Beyond the range of numbers: all count.
             weight = (closed > 0).double()
-        if sum(float(weight[pair]) for pair in left) <= tolerance:
+        total_left = sum(float(weight[pair]) for pair in left)
+        if total_left <= tolerance:
             break
         # Spans of 4, 6, 9, 13, … sites: at the latest, the span of the whole network
         # leaves no pair.
         span += span // 2
     chosen = set(pairs) - set(left)
-    return {pair: float(weight[pair]) for pair in pairs if pair in chosen}
+    weights = {pair: float(weight[pair]) for pair in pairs if pair in chosen}
+    return weights, total_left
 
 
 def inflations(

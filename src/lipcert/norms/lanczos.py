@@ -20,7 +20,7 @@ from lipcert.norms.lanczos_process import Process
 from lipcert.progress import Report, no_report
 
 _DROPPED = 0.8
-_LOOKS = 4
+_LOOKS = 2
 """Steps after which it is asked again whether they are enough."""
 _ROWS = 6
 """Rows of every pair that are in memory at a time, beside its basis."""

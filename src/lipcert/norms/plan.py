@@ -20,7 +20,7 @@ from lipcert.norms.randomised import Goal, starts
 from lipcert.resources import shown_bytes
 
 _LOG = logging.getLogger(__name__)
-_SPENT = 0.95
+_SPENT = 0.98
 """The part of the inflation that is planned for: norms are estimated from below."""
 _LEFT_TO_PRODUCTS = 0.1
 """The part of the inflation that norms without a bound of their own may weigh, all together."""
@@ -96,7 +96,7 @@ def _divided(
         }
     everything = len(provable) == len(pairs)
     tolerance = _NEGLIGIBLE if everything else _LEFT_TO_PRODUCTS * options.inflation
-    weights = weigh(guide, pairs, last, tolerance, options.memory)
+    weights, left = weigh(guide, pairs, last, tolerance, options.memory)
     if everything:
         return list(weights), {}
     # If one norm is randomised, so is the bound, and there is nothing to lose by
@@ -108,8 +108,9 @@ def _divided(
             proved.append(pair)
         else:
             iterated[pair] = costs[pair]
-    # Proved norms are not inflated, so that the iterated ones share all of it.
-    return proved, inflations(weights, iterated, _SPENT * options.inflation)
+    # Proved norms are not inflated, so that the iterated ones share what products leave.
+    spent = _SPENT * options.inflation - left
+    return proved, inflations(weights, iterated, spent)
 
 
 @dataclass(frozen=True)
