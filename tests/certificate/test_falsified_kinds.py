@@ -253,7 +253,6 @@ def tiny_variance():
 REFUSED = {
     "autocast inside": (Reduced, "bfloat16"),
     "branch on gradients": (lambda: Op(lambda m, x: x * (10 if torch.is_grad_enabled() else 1)), "gradients"),
-    "branch on being exported": (lambda: Op(lambda m, x: x * (1 if torch.compiler.is_exporting() else 9)), "captures"),
     "cast to integers": (lambda: Op(lambda m, x: x.to(torch.int32).to(torch.float32)), "int32"),
     "cast to half": (lambda: Op(lambda m, x: x.half().float()), "float16"),
     "cast to double": (lambda: Op(lambda m, x: (x.double() * 2).float()), "float64"),
@@ -291,7 +290,7 @@ REFUSED = {
     "memory layout": (lambda: Op(lambda m, x: x * (1 if x.is_contiguous() else 9)), "differ"),
     "inputs that require gradients": (lambda: Op(lambda m, x: x * (9 if x.requires_grad else 1)), "with gradients"),
     "a branch hidden from the capture": (
-        lambda: Op(lambda m, x: x * (9 if not torch.compiler.is_compiling() and float(x.abs().max()) > 1e5 else 1)),
+        lambda: Op(lambda m, x: x * (9 if type(x) is torch.Tensor and float(x.abs().max()) > 1e5 else 1)),
         "reads values",
     ),
     "torch.cond": (lambda: Op(lambda m, x: torch.cond(x.sum() > 1e3, torch.relu, torch.tanh, (x,))), "control flow"),
@@ -607,3 +606,60 @@ def test_softmax_that_vanishes_at_the_centre_may_be_anything_far_away(dtype):
     for epsilon in (0.1, 0.45, 1.0, 10.0):
         radius = float(lipcert.certify_local(model, x, epsilon=epsilon).radius)
         assert radius < 0.4006
+
+
+COUNTING = {
+    "sum": lambda x: x.new_ones(x.shape[0]).sum() / 8,
+    "like": lambda x: torch.ones_like(x).sum() / 32,
+    "count": lambda x: torch.ones(x.shape[0]).count_nonzero().float(),
+    "dot": lambda x: torch.dot(torch.ones(x.shape[0]), torch.ones(x.shape[0])),
+    "axis": lambda x: (torch.ones(x.shape[0], 3).sum(0) - 7).clamp(0, 1),
+    "max": lambda x: torch.ones(x.shape[0], 3).cumsum(0).max(0).values,
+    "split": lambda x: torch.ones(x.shape[0], 4).split(2, 1)[0].sum() / 8,
+}
+
+
+@pytest.mark.parametrize("name", COUNTING)
+def test_constants_that_count_the_rows_of_a_batch_are_refused(name):
+    """They were taken for numbers, those of a batch of one."""
+    net = linear_net()
+    model = Op(lambda m, x: net(x) * (1 - 2 * COUNTING[name](x).floor()))
+    with pytest.raises(LipcertError, match="rows of the batch"):
+        lipcert.bound(model.eval(), (4,))
+
+
+def test_constants_that_have_no_rows_are_not_refused():
+    net = linear_net()
+    model = Op(lambda m, x: net(x) * x.new_ones(3).sum() * torch.ones_like(x[:, :1]))
+    check_bound(model.eval(), (4,))
+
+
+def _type_of_rows(x):
+    return type(x.shape[0]) is int and len(x) > 7
+
+
+HIDDEN = {
+    "compiling": lambda x: not torch.compiler.is_compiling() and len(x) > 7,
+    "exporting": lambda x: not torch.compiler.is_exporting() and len(x) == 1000,
+    "dynamo": lambda x: not torch._dynamo.is_compiling() and len(x) > 700,
+    "a number": _type_of_rows,
+    "a tensor": lambda x: type(x) is torch.Tensor and len(x) > 100,
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_numbers_of_rows_that_are_hidden_from_the_capture(name):
+    """Who asks whether it is compiled is told what users' runs are told; who asks for types shows in a large batch."""
+    net = linear_net()
+    model = Op(lambda m, x: -net(x) if HIDDEN[name](x) else net(x))
+    with pytest.raises(LipcertError, match=r"rows|batch"):
+        lipcert.bound(model.eval(), (4,))
+
+
+def test_a_model_that_asks_whether_it_is_compiled_is_captured_as_it_runs():
+    net = linear_net()
+    model = Op(lambda m, x: net(x) * (1.0 if torch.compiler.is_compiling() else 5.0))
+    value = check_bound(model.eval(), (4,))
+    plain = float(lipcert.bound(net, (4,), "liplt", "network").value)
+    assert value == pytest.approx(5 * plain)
+    assert not torch.compiler.is_compiling()

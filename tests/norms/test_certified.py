@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+import lipcert
 from drawn import networks
 from helpers import dense_maps, examples, transformed
 from lipcert.errors import NonFiniteError, OptionError, TooLargeError
@@ -312,3 +313,19 @@ REFUSED = {
 def test_options_out_of_range(message):
     with pytest.raises(OptionError, match=message):
         NormOptions(**REFUSED[message])
+
+
+def test_kept_norms_of_another_network_are_not_taken(tmp_path):
+    """A file that was copied into the folder of another network would make its bound false."""
+    options = NormOptions(dense_limit=0, keep=tmp_path)
+    small, large = dense_chain(12, 20, 4), dense_chain(12, 20, 4)
+    with torch.no_grad():
+        for parameter in large.parameters():
+            parameter.mul_(30)
+    lipcert.bound(small, (12,), options=options)
+    (of_small,) = tmp_path.glob("*/norms-0.json")
+    right = lipcert.bound(large, (12,), options=options)
+    (of_large,) = set(tmp_path.glob("*/norms-0.json")) - {of_small}
+    of_large.write_bytes(of_small.read_bytes())
+    again = lipcert.bound(large, (12,), options=options)
+    torch.testing.assert_close(again.value, right.value, rtol=0.02, atol=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import torch
@@ -20,13 +21,15 @@ _TRIALS = (
     (1, _WITH),
     (2, _WITHOUT),
     (2, _WITH),
-    (7, _WITH),
     (2, _INFERENCE),
 )
 """Numbers of rows, and how the model is called; what depends on them without gradients is in the graph's guards."""
+_MOST_ROWS, _FEWEST_ROWS = 257, 7
+_MANY_NUMBERS = 1 << 22
+"""What the rows of the largest batch may have together, or as many products with parameters."""
 _ROUNDINGS = 64
-# One for each of up to seven rows. Zeros, large and small numbers find formulas that
-# change with the magnitude.
+# One for each of seven rows, and again. Zeros, large and small numbers find formulas
+# that change with the magnitude.
 _MAGNITUDES = (1.0, 0.0, 100.0, 1e-3, 1e4, 3.0, 0.0)
 
 
@@ -45,17 +48,28 @@ def check_capture(program: Program, model: nn.Module) -> None:
             "what it has seen; call model.eval()"
         )
         raise unsupported(model, "state", remedy)
+    # If they differed, certificates would be about another function than the one that
+    # the user calls.
+    for batch, mode in _TRIALS:
+        _compare(program, model, batch, mode)
+    # `if x.max() > 1` stops torch.export, unless the model hides it: then it shows here.
+    # So do switches of torch, which torch.export drops.
+    _watch(program, model)
+    # A condition such as len(x) > 7 that torch.export did not see shows in a batch that
+    # is large enough.
+    _compare(program, model, _many_rows(program, model), _WITH)
+
+
+def _compare(program: Program, model: nn.Module, batch: int, mode: str) -> None:
     with unchanged(model):
-        # If they differed, certificates would be about another function than the one
-        # that the user calls.
-        for batch, mode in _TRIALS:
-            difference = _tried(program, model, batch, mode)
-            if difference:
-                raise _differs(model, f"{difference}, for a batch of {batch} {mode}")
-        # `if x.max() > 1` stops torch.export, unless the model catches the error: then
-        # it shows here. So do switches of torch, which torch.export drops.
-        with _Watch() as watch, torch.no_grad():
-            model(_example(program, 2))
+        difference = _tried(program, model, batch, mode)
+    if difference:
+        raise _differs(model, f"{difference}, for a batch of {batch} {mode}")
+
+
+def _watch(program: Program, model: nn.Module) -> None:
+    with unchanged(model), _Watch() as watch, torch.no_grad():
+        model(_example(program, 2))
     if watch.reads is not None:
         raise _differs(model, f"it reads values of tensors by {watch.reads}")
     if watch.switched:
@@ -65,6 +79,13 @@ def check_capture(program: Program, model: nn.Module) -> None:
             "set it outside of the model, for all of it, or not at all"
         )
         raise unsupported(model, "capture", remedy)
+
+
+def _many_rows(program: Program, model: nn.Module) -> int:
+    """As many rows as a batch that runs in no time may have."""
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    size = max(parameters, prod(program.input_shape), 1)
+    return min(max(_MANY_NUMBERS // size, _FEWEST_ROWS), _MOST_ROWS)
 
 
 def _tried(program: Program, model: nn.Module, batch: int, mode: str) -> str:
@@ -138,7 +159,7 @@ def _example(program: Program, batch: int, strided: bool = False) -> Tensor:
         batch, *program.input_shape, generator=generator, dtype=torch.float64
     )
     for row in range(batch):
-        x[row] *= _MAGNITUDES[row]
+        x[row] *= _MAGNITUDES[row % len(_MAGNITUDES)]
     # Row 1 is like an image, with entries between 0 and 1.
     x[1:2] = torch.rand(program.input_shape, generator=generator, dtype=torch.float64)
     x = x.to(program.device, program.dtype)

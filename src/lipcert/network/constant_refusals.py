@@ -45,12 +45,27 @@ def constant_problem(program: Program, node: fx.Node) -> str:
         place for place, size in enumerate(shape) if isinstance(size, torch.SymInt)
     ]
     if not symbolic:
-        return ""
+        # ones(rows).sum() has no such axis any more, and counts the rows.
+        counts = any(_has_rows(program, argument) for argument in node.all_input_nodes)
+        return _NUMBER_OF_ROWS if counts else ""
     in_front = symbolic == [0] and shape[0] == recorded_shape(program.input)[0]
     alike = name in _ROWS_ALIKE.split() or torch.Tag.pointwise in tags
     if in_front and alike:
         return ""
     return _NUMBER_OF_ROWS
+
+
+def _has_rows(program: Program, node: fx.Node) -> bool:
+    """Whether a node is a constant with an axis as long as the batch, or several tensors with one."""
+    if program.kinds[node] != "constant":
+        return False  # of others, only the type and the device are read
+    value = node.meta.get("val")
+    tensors = value if isinstance(value, tuple | list) else [value]
+    for tensor in tensors:
+        shape = getattr(tensor, "shape", ())
+        if any(isinstance(size, torch.SymInt) for size in shape):
+            return True
+    return False
 
 
 def _reads_size(program: Program, node: fx.Node) -> bool:

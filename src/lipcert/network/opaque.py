@@ -20,7 +20,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from lipcert.errors import UnsupportedError, UnsupportedNode
 from lipcert.network.rules.registry import Rule, find_module_rule
-from lipcert.network.states import bare
+from lipcert.network.states import bare, not_compiling
 
 _OPAQUE: list[nn.Module] = []
 """The modules that are single operations in the capture under way."""
@@ -58,7 +58,7 @@ class Root(nn.Module):
         self.model, self.within = model, ruled.within
 
     def forward(self, x: Tensor) -> Any:
-        with self.within():
+        with self.within(), not_compiling():
             return self.model(x)
 
 

@@ -138,6 +138,25 @@ def _matmul_precision() -> str | None:
 
 
 @contextmanager
+def not_compiling() -> Iterator[None]:
+    """While torch.export runs a model's code, it is told what it is told when users run it: nothing is compiled.
+
+    `if not torch.compiler.is_compiling() and len(x) > 7` would be another model here.
+    """
+    names = ("_is_compiling_flag", "_is_exporting_flag")
+    before = {}
+    for name in names:
+        if hasattr(torch.compiler, name):
+            before[name] = getattr(torch.compiler, name)
+            setattr(torch.compiler, name, False)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(torch.compiler, name, value)
+
+
+@contextmanager
 def quiet() -> Iterator[None]:
     """Without torch.export's own messages: what matters of them becomes an error of ours."""
     loggers = [

@@ -22,8 +22,9 @@ Record = dict[str, Any]
 class KeptNorms:
     """Records by pairs in a folder that belongs to one network and one way to bound it.
 
-    Every process writes a file of its own and reads all. The checksum finds damage, but
-    stops nobody who computes it anew; damaged files count as missing.
+    Every process writes a file of its own and reads all. The checksum finds damage, and
+    files of another folder, whose name is in it, but stops nobody who computes it anew;
+    such files count as missing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -58,7 +59,7 @@ class KeptNorms:
         # JSON has as many digits as a float needs to be read back as it was: no bound
         # becomes smaller in a file.
         kept = {**self._all, **self._own}
-        content = {"records": kept, "sha256": _checksum(kept)}
+        content = {"records": kept, "sha256": _checksum(kept, self._folder)}
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             # One file per process: two that write the same one would lose each other's
@@ -76,15 +77,18 @@ def _key(pair: Pair) -> str:
     return f"{j},{i}"
 
 
-def _checksum(records: Mapping[str, Record]) -> str:
-    return hashlib.sha256(json.dumps(records, sort_keys=True).encode()).hexdigest()
+def _checksum(records: Mapping[str, Record], folder: Path) -> str:
+    # The name of the folder is a hash of the network: norms of another one, copied
+    # here, are not taken for those of this.
+    content = json.dumps([folder.name, records], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def _read(file: Path) -> dict[str, Record]:
     try:
         content = json.loads(file.read_text())
         records: dict[str, Record] = content["records"]
-        whole = content["sha256"] == _checksum(records)
+        whole = content["sha256"] == _checksum(records, file.parent)
     except (OSError, ValueError, KeyError, TypeError):
         return {}
     return records if whole else {}
