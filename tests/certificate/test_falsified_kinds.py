@@ -3,6 +3,7 @@
 import types
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -663,3 +664,28 @@ def test_a_model_that_asks_whether_it_is_compiled_is_captured_as_it_runs():
     plain = float(lipcert.bound(net, (4,), "liplt", "network").value)
     assert value == pytest.approx(5 * plain)
     assert not torch.compiler.is_compiling()
+
+
+READS = {
+    "numpy": lambda x: x.numpy()[0, 0] > 1e5,
+    "array": lambda x: np.asarray(x)[0, 0] > 1e5,
+    "list": lambda x: x.tolist()[0][0] > 1e5,
+    "text": lambda x: "77777." in repr(x),
+    "format": lambda x: "77777." in f"{x}",
+    "dlpack": lambda x: np.from_dlpack(x)[0, 0] > 1e5,
+    "places": lambda x: (x > 1e5).nonzero().shape[0] > 0,
+    "mask": lambda x: x[x > 1e5].numel() > 0,
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_values_that_are_read_behind_the_back_of_the_capture(name):
+    """Hidden by a question for a type; numbers beyond those of the comparison would decide."""
+    net = linear_net()
+
+    def forward(model, x):
+        plain = type(x) is torch.Tensor and not x.requires_grad and not x.is_inference()
+        return -net(x) if plain and len(x) < 3 and READS[name](x.detach()) else net(x)
+
+    with pytest.raises(LipcertError, match="reads values"):
+        lipcert.bound(Op(forward).eval(), (4,))

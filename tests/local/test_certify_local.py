@@ -398,3 +398,13 @@ def test_a_model_with_one_logit():
     assert torch.equal(
         model(x + moves)[..., 0] > 0, (certificates.prediction == 1).expand(500, 30)
     )
+
+
+@pytest.mark.parametrize("norm", [2, inf])
+def test_a_linear_network_has_nothing_to_search(norm):
+    torch.manual_seed(0)
+    model = nn.Linear(6, 3).eval()
+    x = torch.rand(4, 6)
+    effort = lipcert.Effort(last_steps=5, inner_steps=2)
+    found = lipcert.certify_local(model, x, 5.0, norm=norm, effort=effort)
+    assert bool((found.radius < 5.0).all())

@@ -201,12 +201,12 @@ def test_no_grad_inside_forward_does_not_hide_an_operation():
 DIFFERENT = {
     "with gradients": lambda m, x: x if torch.is_grad_enabled() else 2 * x,
     "for one row": lambda m, x: x.squeeze(),
-    "when exported": lambda m, x: x if torch.compiler.is_exporting() else 2 * x,
-    "when compiled": lambda m, x: x if torch.compiler.is_compiling() else 2 * x,
+    # While it is captured, a model sees tensors of another type.
+    "when called": lambda m, x: 2 * x if type(x) is torch.Tensor else x,
     "far away": lambda m, x: (
-        x if torch.compiler.is_compiling() else torch.where(x > 1000, 2 * x, x)
+        torch.where(x > 1000, 2 * x, x) if type(x) is torch.Tensor else x
     ),
-    "by chance": lambda m, x: x if torch.compiler.is_compiling() else x * torch.rand(1),
+    "by chance": lambda m, x: x * torch.rand(1) if type(x) is torch.Tensor else x,
 }
 
 

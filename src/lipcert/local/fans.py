@@ -101,11 +101,16 @@ class Ascent:
     ) -> None:
         self.positions = list(positions)
         values = [p.values for p in self.positions if p.values is not None]
-        self.optimizer = torch.optim.Adam(values, lr=rate)
-        self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, decay)
+        # A linear network has none.
+        self.moves = bool(values)
+        if self.moves:
+            adam = self.optimizer = torch.optim.Adam(values, lr=rate)
+            self.schedule = torch.optim.lr_scheduler.ExponentialLR(adam, decay)
 
     def step(self, loss: Tensor) -> None:
         """Against the gradient of a loss."""
+        if not self.moves:
+            return
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lipcert.errors import UnsupportedError
@@ -27,6 +28,18 @@ _TRIALS = (
 _MOST_ROWS, _FEWEST_ROWS = 257, 7
 _MANY_NUMBERS = 1 << 22
 """What the rows of the largest batch may have together, or as many products with parameters."""
+_VALUE_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+_READERS = {
+    "numpy",
+    "tolist",
+    "data_ptr",
+    "__array__",
+    "__dlpack__",
+    "__repr__",
+    "__format__",
+    "storage",
+    "untyped_storage",
+}
 _ROUNDINGS = 64
 # One for each of seven rows, and again. Zeros, large and small numbers find formulas
 # that change with the magnitude.
@@ -68,10 +81,11 @@ def _compare(program: Program, model: nn.Module, batch: int, mode: str) -> None:
 
 
 def _watch(program: Program, model: nn.Module) -> None:
-    with unchanged(model), _Watch() as watch, torch.no_grad():
+    with unchanged(model), _Watch() as watch, _Reads() as python, torch.no_grad():
         model(_example(program, 2))
-    if watch.reads is not None:
-        raise _differs(model, f"it reads values of tensors by {watch.reads}")
+    reads = watch.reads or python.reads
+    if reads is not None:
+        raise _differs(model, f"it reads values of tensors by {reads}")
     if watch.switched:
         names = ", ".join(sorted(watch.switched))
         remedy = (
@@ -129,6 +143,22 @@ def _differs(model: nn.Module, difference: str) -> UnsupportedError:
     return unsupported(model, "capture", remedy)
 
 
+class _Reads(TorchFunctionMode):
+    """Notes methods by which Python gets at the numbers of a tensor without any operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads: str | None = None
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in _READERS:
+            self.reads = f"Tensor.{name}"
+        return func(*args, **(kwargs or {}))
+
+
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes operators that read values into Python, and switches of torch that differ from those outside.
 
@@ -144,7 +174,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if torch.Tag.data_dependent_output in func.tags:
+        # The shape of what nonzero() returns depends on values as much as item() does.
+        if _VALUE_TAGS.intersection(func.tags):
             self.reads = func
         for name, value in switches().items():
             if value != self._outside[name]:
