@@ -61,27 +61,28 @@ def check_capture(program: Program, model: nn.Module) -> None:
             "what it has seen; call model.eval()"
         )
         raise unsupported(model, "state", remedy)
-    # If they differed, certificates would be about another function than the one that
-    # the user calls.
-    for batch, mode in _TRIALS:
-        _compare(program, model, batch, mode)
-    # `if x.max() > 1` stops torch.export, unless the model hides it: then it shows here.
-    # So do switches of torch, which torch.export drops.
-    _watch(program, model)
-    # A condition such as len(x) > 7 that torch.export did not see shows in a batch that
-    # is large enough.
-    _compare(program, model, _many_rows(program, model), _WITH)
+    # One after the other, so that what depends on earlier calls shows.
+    with unchanged(model):
+        # If they differed, certificates would be about another function than the one
+        # that the user calls.
+        for batch, mode in _TRIALS:
+            _compare(program, model, batch, mode)
+        # `if x.max() > 1` stops torch.export, unless the model hides it: then it shows
+        # here. So do switches of torch, which torch.export drops.
+        _watch(program, model)
+        # A condition such as len(x) > 7 that torch.export did not see shows in a batch
+        # that is large enough.
+        _compare(program, model, _many_rows(program, model), _WITH)
 
 
 def _compare(program: Program, model: nn.Module, batch: int, mode: str) -> None:
-    with unchanged(model):
-        difference = _tried(program, model, batch, mode)
+    difference = _tried(program, model, batch, mode)
     if difference:
         raise _differs(model, f"{difference}, for a batch of {batch} {mode}")
 
 
 def _watch(program: Program, model: nn.Module) -> None:
-    with unchanged(model), _Watch() as watch, _Reads() as python, torch.no_grad():
+    with _Watch() as watch, _Reads() as python, torch.no_grad():
         model(_example(program, 2))
     reads = watch.reads or python.reads
     if reads is not None:
@@ -143,6 +144,14 @@ def _differs(model: nn.Module, difference: str) -> UnsupportedError:
     return unsupported(model, "capture", remedy)
 
 
+def _by_numbers(func: Any, args: Any) -> bool:
+    """x[[2, 0]], whose shape is known, unlike that of x[x > 0]."""
+    if func is not torch.ops.aten.index.Tensor:
+        return False
+    indices = [index for index in args[1] if index is not None]
+    return all(index.dtype not in (torch.bool, torch.uint8) for index in indices)
+
+
 class _Reads(TorchFunctionMode):
     """Notes methods by which Python gets at the numbers of a tensor without any operator."""
 
@@ -175,7 +184,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         # The shape of what nonzero() returns depends on values as much as item() does.
-        if _VALUE_TAGS.intersection(func.tags):
+        if _VALUE_TAGS.intersection(func.tags) and not _by_numbers(func, args):
             self.reads = func
         for name, value in switches().items():
             if value != self._outside[name]:
