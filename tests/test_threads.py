@@ -43,6 +43,19 @@ def test_torch_rests_only_where_it_is_woken_again(four_threads):
     assert torch.get_num_threads() == 4
 
 
+def test_torch_has_its_threads_again_when_the_last_one_leaves(four_threads):
+    """Bounds of two threads at a time: the second one comes when torch rests already."""
+    first, second = torch_restored(), torch_restored()
+    first.__enter__()
+    let_torch_rest()
+    second.__enter__()
+    assert own_threads() == 4
+    second.__exit__(None, None, None)
+    assert torch.get_num_threads() == 1
+    first.__exit__(None, None, None)
+    assert torch.get_num_threads() == 4
+
+
 def test_the_others_end_when_the_first_is_interrupted():
     running, rounds = Event(), []
 

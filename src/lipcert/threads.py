@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
-from threading import Event
+from threading import Event, Lock
 from typing import TypeVar
 
 import torch
@@ -30,17 +30,30 @@ def own_threads() -> int:
     return _threads.get() or torch.get_num_threads()
 
 
+class _Rest:
+    """torch's number of threads, while somebody may put it to rest: one number for all who do so at a time."""
+
+    lock = Lock()
+    users = 0
+    threads = 1
+
+
 @contextmanager
 def torch_restored() -> Iterator[None]:
-    """Within, torch may be put to rest; afterwards it has its threads again."""
-    threads = torch.get_num_threads()
-    token = _threads.set(own_threads())
+    """Within, torch may be put to rest; when the last one leaves, it has its threads again."""
+    with _Rest.lock:
+        if _Rest.users == 0:
+            _Rest.threads = torch.get_num_threads()
+        _Rest.users += 1
+    token = _threads.set(_threads.get() or _Rest.threads)
     try:
         yield
     finally:
         _threads.reset(token)
-        if torch.get_num_threads() != threads:
-            torch.set_num_threads(threads)
+        with _Rest.lock:
+            _Rest.users -= 1
+            if _Rest.users == 0:
+                torch.set_num_threads(_Rest.threads)
 
 
 def let_torch_rest() -> None:

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lipcert.errors import UnsupportedError
 from lipcert.network.explain import first_line, unsupported
+from lipcert.network.kinds import recorded_shape
 from lipcert.network.program import Program
 from lipcert.network.states import quiet, switches, unchanged
 
@@ -27,7 +28,7 @@ _TRIALS = (
 """Numbers of rows, and how the model is called; what depends on them without gradients is in the graph's guards."""
 _MOST_ROWS, _FEWEST_ROWS = 257, 7
 _MANY_NUMBERS = 1 << 22
-"""What the rows of the largest batch may have together, or as many products with parameters."""
+"""What all values of the largest batch may have together, or as many products with parameters."""
 _VALUE_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _READERS = {
     "numpy",
@@ -97,9 +98,12 @@ def _watch(program: Program, model: nn.Module) -> None:
 
 
 def _many_rows(program: Program, model: nn.Module) -> int:
-    """As many rows as a batch that runs in no time may have."""
+    """As many rows as a batch may have that runs in no time and takes little memory, with gradients recorded."""
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    size = max(parameters, prod(program.input_shape), 1)
+    values = 0  # of one row, at all nodes
+    for node in program.graph.nodes:
+        values += prod(size for size in recorded_shape(node) if isinstance(size, int))
+    size = max(parameters, values, 1)
     return min(max(_MANY_NUMBERS // size, _FEWEST_ROWS), _MOST_ROWS)
 
 
