@@ -52,6 +52,46 @@ def test_ddn_lands_close_to_the_closed_form_distance_and_never_below(classes, sh
     )
 
 
+class InDoubles(nn.Module):
+    """Computes in float64 whatever it is converted to."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        return self.model(x) * torch.ones(1, dtype=torch.float64)
+
+
+class TooLarge(InDoubles):
+    """Logits that float32 does not reach."""
+
+    def forward(self, x):
+        return self.model(x) * 1e60
+
+
+def test_a_float64_model_is_attacked_by_a_float32_copy_and_judged_itself():
+    model, x, y, distance = linear_classifier(2)
+    seen = []
+    double = nn.Sequential(model.double()).eval()
+    double.register_forward_hook(lambda module, given, out: seen.append(out.dtype))
+    found = attacks.minimum_norm(double, x.double(), y, pixels=PIXELS)
+    assert found.adversarial.dtype == torch.float64
+    assert seen.count(torch.float32) >= 100
+    assert seen[-1] == torch.float64
+    assert (found.distance <= 1.05 * distance + 1e-3).all()
+    assert (found.distance >= distance * (1 - 1e-5)).all()
+
+
+@pytest.mark.parametrize("wrapped", [InDoubles, TooLarge])
+def test_a_model_that_float32_cannot_follow_is_attacked_as_it_is(wrapped):
+    model, x, y, distance = linear_classifier(2)
+    found = attacks.minimum_norm(
+        wrapped(model.double()).eval(), x.double(), y, pixels=PIXELS
+    )
+    assert (found.distance <= 1.05 * distance + 1e-3).all()
+
+
 @pytest.mark.parametrize("k", range(0, 60, 12))
 def test_pgd_succeeds_beyond_the_distance_and_fails_within(linear, k):
     model, x, y, distance = linear

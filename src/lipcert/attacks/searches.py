@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,6 +111,26 @@ class _Tempered(nn.Module):
         return logits / self.scale
 
 
+def _guide(model: nn.Module, x: Tensor) -> tuple[nn.Module, Tensor]:
+    """What shows an attack the way, and the inputs it begins from: of a float64 model a copy in float32.
+
+    Convolutions in float64 are several times slower, and where the nearest boundary is
+    does not depend on the last digits. What is found is judged by the model itself.
+    """
+    if x.dtype != torch.float64:
+        return model, x
+    copy = deepcopy(model).float()
+    try:
+        with torch.no_grad():
+            logits = copy(x.float())
+    # A model that makes float64 tensors of its own cannot be had in float32.
+    except RuntimeError:
+        return model, x
+    if not bool(logits.isfinite().all()):
+        return model, x
+    return copy, x.float()
+
+
 def _run(
     attack: Callable[..., Any],
     epsilon: float | None,
@@ -130,13 +151,14 @@ def _run(
     left = (~best.success).nonzero().flatten()
     if len(left) == 0:
         return best
-    tempered = _Tempered(model, x[left]).eval()
+    guide, start = _guide(model, x[left])
+    tempered = _Tempered(guide, start).eval()
     attacked_model = PyTorchModel(tempered, bounds=pixels, device=x.device)
-    _, clipped, _ = attack(attacked_model, x[left], classes[left], epsilons=epsilon)
-    candidate: Tensor = clipped.detach()
+    _, clipped, _ = attack(attacked_model, start, classes[left], epsilons=epsilon)
+    candidate: Tensor = clipped.detach().to(x.dtype)
     with torch.no_grad():
-        # Not foolbox's own judgement, which is of tempered logits: dividing may merge
-        # two that nearly tie.
+        # Not foolbox's own judgement, which is of tempered logits, and perhaps in
+        # float32: dividing and rounding may merge two that nearly tie.
         changed = model(candidate).argmax(1) != classes[left]
     # In float64, to be compared with radii in float64.
     moved = (candidate.double() - x[left].double()).flatten(1)

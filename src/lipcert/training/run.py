@@ -21,6 +21,7 @@ from lipcert.layout import CONFIG, MODEL, SUMMARY, TWIN
 from lipcert.models import save_model
 from lipcert.models.reading import load_trained
 from lipcert.progress import Progress, no_progress
+from lipcert.resources import reused_memory
 from lipcert.runs import Run, Summary, Task, finish_folder, read_summary
 from lipcert.runs.metrics import read_metrics
 from lipcert.runs.working import (
@@ -159,7 +160,8 @@ class _Work:
         # Adam's moments of weights without gradient end there.
         torch.set_flush_denormal(True)
         try:
-            training.run(self.progress)
+            with reused_memory():
+                training.run(self.progress)
         finally:
             torch.set_flush_denormal(False)
         summary: Any = None
