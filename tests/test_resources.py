@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from lipcert.resources import reused_memory
+from lipcert.resources import groups_within, reused_memory
 
 PAGES = 16384
 
@@ -29,3 +29,9 @@ def test_freed_memory_is_used_again_within():
         inside = fewest_faults()
     assert outside >= PAGES / 2
     assert inside < PAGES / 100
+
+
+def test_groups_stay_within_the_memory():
+    sizes = {"a": 2, "b": 2, "c": 5, "d": 1, "e": 3, "f": 1}
+    assert groups_within(sizes, 4) == [["a", "b"], ["c"], ["d", "e"], ["f"]]
+    assert groups_within({}, 4) == []

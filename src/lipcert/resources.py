@@ -6,12 +6,14 @@ import ctypes
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
+from typing import TypeVar
 
 import torch
 
+T = TypeVar("T")
 _SHARE = 0.6
 _MOST = 2 << 30
 _UNKNOWN = 1 << 30
@@ -44,6 +46,22 @@ def share_of_memory(device: torch.device) -> int:
         torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
     )
     return max(1, int(_SHARE * free))
+
+
+def groups_within(sizes: Mapping[T, int], memory: int) -> list[list[T]]:
+    """Consecutive groups whose sizes stay within the memory; what is larger has a group of its own.
+
+    Sizes of 2, 2, 5 and 1 in a memory of 4 are the groups [2, 2], [5], [1].
+    """
+    groups: list[list[T]] = []
+    room = 0
+    for name, size in sizes.items():
+        if not groups or size > room:
+            groups.append([])
+            room = memory
+        groups[-1].append(name)
+        room -= size
+    return groups
 
 
 @contextmanager

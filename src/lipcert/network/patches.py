@@ -8,26 +8,19 @@ images.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
 from itertools import product
-from math import ceil
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from lipcert.network.program import Shape
-from lipcert.threads import let_torch_rest, own_threads, torch_restored
+from lipcert.network.tiles import multiplied
+from lipcert.threads import torch_restored
 
-_TILE = 1 << 18
-"""Entries of a tile of patches."""
 _Key = tuple[int, Shape, Shape]
 _Sides = tuple[int, int, int, int]
 """Zeros on the left, on the right, above and below; entries are cut off where negative, as in F.pad."""
@@ -91,31 +84,36 @@ def transpose(
             size.append(len(range(r, taps, s)))
         if 0 in size:
             continue  # no tap meets these entries
-        sides: list[int] = []
-        places = []
-        for axis in reversed(range(2)):
-            first = residues[axis] - padding[axis]
-            around, some = _meeting(
-                y.shape[2 + axis], size[axis], shape[axis], stride[axis], first
-            )
-            sides.extend(around)
-            places.append(some)
-        columns, lines = places
-        if not columns or not lines:
+        rows, columns, sides = _met(y, tuple(size), stride, padding, shape, residues)
+        if not rows or not columns:
             continue
         matrix = _matrix(weight, stride, residues)
-        left, right, above, below = sides
-        image = _convolve(
-            y, matrix, tuple(size), (1, 1), (left, right, above, below), (1, 1)
-        )
-        if (len(lines), len(columns)) == shape:
+        image = _convolve(y, matrix, tuple(size), (1, 1), sides, (1, 1))
+        if (len(rows), len(columns)) == shape:
             return image  # all entries, of the only residue
         if result is None:
             result = y.new_zeros(len(y), *shape, weight.shape[1]).permute(0, 3, 1, 2)
-        result[:, :, _slice(lines), _slice(columns)] = image
+        result[:, :, _slice(rows), _slice(columns)] = image
     if result is None:
         return y.new_zeros(len(y), weight.shape[1], *shape)
     return result
+
+
+def _met(
+    y: Tensor, taps: Shape, stride: Shape, padding: Shape, shape: Shape, residues: Shape
+) -> tuple[range, range, _Sides]:
+    """Rows and columns of the larger image that y meets at these residues, and the zeros that y needs around it."""
+    around, places = [], []
+    for axis in range(2):
+        first = residues[axis] - padding[axis]
+        zeros, some = _meeting(
+            y.shape[2 + axis], taps[axis], shape[axis], stride[axis], first
+        )
+        around.append(zeros)
+        places.append(some)
+    (above, below), (left, right) = around
+    rows, columns = places
+    return rows, columns, (left, right, above, below)
 
 
 def _meeting(
@@ -189,64 +187,4 @@ def _convolve(
         step[3],
     ]
     patches = padded.as_strided((len(x), *out, *size, channels), strides)
-    return _multiplied(patches, matrix).permute(0, 3, 1, 2)
-
-
-def _multiplied(patches: Tensor, matrix: Tensor) -> Tensor:
-    """(rows, height, width, filters): every patch times the matrix, tile by tile."""
-    rows, height, width = patches.shape[:3]
-    length, filters = matrix.shape
-    # A tile is some lines of one image or, if images are small, several whole images.
-    lines = max(1, _TILE // (width * length))  # of an image, in a tile
-    together = max(1, lines // height)  # images
-    # Tiles of one size: 16 lines of which 14 would fit are twice 8, not 14 and 2.
-    lines = ceil(height / ceil(height / lines))
-    given, factor = patches.detach().numpy(), matrix.detach().numpy()
-    result = np.empty((rows, height, width, filters))
-
-    def multiply(places: Iterator[tuple[int, int]]) -> None:
-        buffer = np.empty((min(together, rows), lines, *given.shape[2:]))
-        for first, top in places:
-            piece = given[first : first + together, top : top + lines]
-            tile = buffer[: len(piece), : piece.shape[1]]
-            # The patches are a view in which entries appear up to k² times; only the
-            # tile holds copies.
-            np.copyto(tile, piece)
-            # Lines of one image, or whole images, lie one after the other.
-            place = result[first : first + together, top : top + lines]
-            out = place.reshape(-1, filters)
-            np.matmul(tile.reshape(-1, length), factor, out=out)
-
-    tiles = list(product(range(0, rows, together), range(0, height, lines)))
-    _share(multiply, tiles)
-    return torch.from_numpy(result)
-
-
-def _share(
-    multiply: Callable[[Iterator[tuple[int, int]]], None], tiles: list[tuple[int, int]]
-) -> None:
-    """Tiles on several threads, each with products of its own.
-
-    Threads of a single product would wait for each other, and for those of torch.
-    """
-    let_torch_rest()
-    # Whoever is ready takes the next one.
-    left = iter(tiles)
-    threads = min(own_threads(), len(tiles))
-    with _blas().limit(limits=1, user_api="blas"):
-        if threads <= 1:
-            multiply(left)
-        else:
-            list(_pool(os.getpid(), threads).map(multiply, [left] * threads))
-
-
-@cache
-def _pool(process: int, threads: int) -> ThreadPoolExecutor:
-    """Threads that stay, as the buffers of BLAS in each are costly to make; a forked process has none of them."""
-    return ThreadPoolExecutor(threads, "patches")
-
-
-@cache
-def _blas() -> ThreadpoolController:
-    """The libraries behind NumPy; looking for them takes some time."""
-    return ThreadpoolController()
+    return multiplied(patches, matrix).permute(0, 3, 1, 2)

@@ -24,6 +24,7 @@ from lipcert.norms.product_errors import ProductErrors
 from lipcert.norms.randomised import Ritz, bound_by_lanczos, starts_at_once
 from lipcert.processes import gathered, of_first, own_share, process_count
 from lipcert.progress import Progress, Work, no_progress, no_report
+from lipcert.resources import groups_within
 from lipcert.rounding import UNDERFLOW, round_up
 
 E = TypeVar("E")
@@ -156,7 +157,7 @@ def _prove(
         shares[side] = sum(plan.work[pair] for pair in members)
     for side in own_share(shares):
         sizes = {pair: gram.memory_of(network, pair) for pair in sides[side]}
-        for chunk in _chunks(sizes, options.memory):
+        for chunk in groups_within(sizes, options.memory):
             report = work.part(sum(plan.work[pair] for pair in chunk))
             # The matrices take the memory; rows on their way get a quarter on top.
             room = options.memory // 4
@@ -198,7 +199,7 @@ def _iterate(
     for pair in sorted(own_share(left), key=lambda pair: plan.goals[pair].steps):
         steps = plan.goals[pair].steps
         sizes[pair] = at_once * lanczos.memory(network, pair, steps)
-    for chunk in _chunks(sizes, options.memory):
+    for chunk in groups_within(sizes, options.memory):
         report = work.part(sum(plan.work[pair] for pair in chunk))
         goals = {pair: plan.goals[pair] for pair in chunk}
         # A single pair may be too large for all starts at a time.
@@ -239,18 +240,3 @@ def _together(own: dict[Pair, E]) -> dict[Pair, E]:
     for some in gathered(own):
         everything |= some
     return everything
-
-
-def _chunks(sizes: Mapping[Pair, int], memory: int) -> list[list[Pair]]:
-    """Consecutive groups of pairs whose sizes stay within the memory, at least one pair each."""
-    groups: list[list[Pair]] = []
-    room = 0
-    for pair, size in sizes.items():
-        # A pair that is larger than the memory has a group of its own; the plan has
-        # refused what cannot fit at all.
-        if not groups or size > room:
-            groups.append([])
-            room = memory
-        groups[-1].append(pair)
-        room -= size
-    return groups

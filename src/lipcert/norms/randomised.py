@@ -171,9 +171,7 @@ def bound_by_lanczos(
     steps = {pair: goal.steps for pair, goal in goals.items()}
 
     def evidence(pair: Pair, process: Process) -> Ritz:
-        # τ such that √(2n/π)·τ is the probability of one start.
-        single = probability ** (1 / count)
-        component = min(single / sqrt(2 / pi * order(network, pair)), _LARGEST_PART)
+        component = _component(order(network, pair), probability ** (1 / count))
         value = sqrt(process.ritz())
         return Ritz(value, (process.recurrence(),), probability, component)
 
@@ -196,6 +194,11 @@ def bound_by_lanczos(
             for pair, ritz in made.items():
                 found[pair] = _both(found[pair], ritz) if pair in found else ritz
     return found
+
+
+def _component(size: int, probability: float) -> float:
+    """τ such that a start of this size has less of one direction with at most this probability: √(2n/π)·τ."""
+    return min(probability / sqrt(2 / pi * size), _LARGEST_PART)
 
 
 def starts_at_once(network: Network, probability: float) -> int:
