@@ -289,6 +289,7 @@ REFUSED = {
     "many entries": (lambda: Op(lambda m, x: x * (9 if x.numel() > 400 else 1)), "number of rows"),
     "inference mode": (lambda: Op(lambda m, x: x * (9 if torch.is_inference_mode_enabled() else 1)), "inference mode"),
     "memory layout": (lambda: Op(lambda m, x: x * (1 if x.is_contiguous() else 9)), "differ"),
+    "the type of the input": (lambda: Op(lambda m, x: x * (9 if isinstance(x, nn.Parameter) else 1)), "differ"),
     "inputs that require gradients": (lambda: Op(lambda m, x: x * (9 if x.requires_grad else 1)), "with gradients"),
     "a branch hidden from the capture": (
         lambda: Op(lambda m, x: x * (9 if type(x) is torch.Tensor and float(x.abs().max()) > 1e5 else 1)),
@@ -306,6 +307,49 @@ REFUSED = {
     "variance that processors take for zero": (tiny_variance, "too small"),
     "state": (lambda: Op(lambda m, x: x + m.n.add_(1), n=torch.zeros(4)), "whenever it runs"),
 }  # fmt: skip
+
+
+ORIGINS = {
+    "channels last": lambda x: x.is_contiguous(memory_format=torch.channels_last),
+    "strides": lambda x: x.stride(1) == 1,
+    "all strides": lambda x: 0 in x.stride(),
+    "offset": lambda x: x.storage_offset() > 0,
+    "base": lambda x: x._base is not None,
+    "view": lambda x: x._is_view(),
+    "operation": lambda x: x.grad_fn is not None,
+    "gradient": lambda x: x.is_leaf and x.grad is not None,
+    "shared": lambda x: x.is_shared(),
+    "version": lambda x: x._version > 3,
+    "in inference mode only": lambda x: (
+        torch.is_inference_mode_enabled() and x.stride(0) == 1
+    ),
+    "with gradients only": lambda x: torch.is_grad_enabled() and x.stride(2) == 7,
+}
+
+
+@pytest.mark.parametrize("inner", [False, True], ids=["input", "inner"])
+@pytest.mark.parametrize("name", ORIGINS)
+def test_questions_whose_answers_equal_tensors_do_not_share_are_refused(name, inner):
+    """torch.export answers them for a tensor of its own; users pass views, slices and images with channels last."""
+
+    def forward(m, x):
+        h = m.l(x)
+        return h * (9 if ORIGINS[name](h if inner else x) else 1)
+
+    model = Op(forward, l=nn.Conv2d(3, 2, 3)).eval()
+    with pytest.raises(LipcertError, match=r"asks for Tensor|differ|fails in"):
+        lipcert.bound(model, (3, 5, 5), target="network")
+
+
+def test_layers_of_torch_may_ask():
+    """What torch's own code asks of its tensors is none of the model's."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect"),
+        nn.PixelShuffle(2),
+        nn.Flatten(),
+        nn.Linear(64, 3),
+    ).eval()
+    lipcert.bound(model, (3, 4, 4), target="network")
 
 
 @pytest.mark.parametrize("name", REFUSED)

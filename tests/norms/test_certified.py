@@ -304,8 +304,14 @@ REFUSED = {
     "inflation is 1.5": {"inflation": 1.5},
     "failure_probability is 0, expected": {"failure_probability": 0},
     "failure_probability is 1, expected": {"failure_probability": 1},
-    "dense_limit is -1 and": {"dense_limit": -1},
-    "memory 0, expected at least 0 and 1": {"memory": 0},
+    "expected a number between 1e-30 and 1": {"failure_probability": 1e-300},
+    "inflation is 'much'": {"inflation": "much"},
+    "dense_limit is -1, expected a whole number": {"dense_limit": -1},
+    "dense_limit is 'a'": {"dense_limit": "a"},
+    "memory is 0, expected a whole number, at least 1": {"memory": 0},
+    "seed is -1, expected": {"seed": -1},
+    "seed is 0.5, expected": {"seed": 0.5},
+    "keep is 3, expected the path of a folder": {"keep": 3},
 }
 
 
@@ -329,3 +335,11 @@ def test_kept_norms_of_another_network_are_not_taken(tmp_path):
     of_large.write_bytes(of_small.read_bytes())
     again = lipcert.bound(large, (12,), options=options)
     torch.testing.assert_close(again.value, right.value, rtol=0.02, atol=0)
+
+
+def test_norms_are_kept_in_a_folder_that_a_string_names(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(40, 30), nn.ReLU(), nn.Linear(30, 3)).eval()
+    options = NormOptions(dense_limit=0, seed=0, keep=str(tmp_path))
+    lipcert.bound(model, (40,), options=options)
+    assert list(tmp_path.rglob("*"))

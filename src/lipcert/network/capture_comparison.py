@@ -8,14 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lipcert.errors import UnsupportedError
 from lipcert.network.explain import first_line, unsupported
 from lipcert.network.kinds import recorded_shape
 from lipcert.network.program import Program
-from lipcert.network.states import quiet, switches, unchanged
+from lipcert.network.states import quiet, unchanged
+from lipcert.network.watching import Operators, Questions
 
 _WITHOUT, _WITH, _INFERENCE = "without gradients", "with gradients", "in inference mode"
 _TRIALS = (
@@ -29,18 +28,6 @@ _TRIALS = (
 _MOST_ROWS, _FEWEST_ROWS = 257, 7
 _MANY_NUMBERS = 1 << 22
 """What all values of the largest batch may have together, or as many products with parameters."""
-_VALUE_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-_READERS = {
-    "numpy",
-    "tolist",
-    "data_ptr",
-    "__array__",
-    "__dlpack__",
-    "__repr__",
-    "__format__",
-    "storage",
-    "untyped_storage",
-}
 _ROUNDINGS = 64
 # One for each of seven rows, and again. Zeros, large and small numbers find formulas
 # that change with the magnitude.
@@ -52,8 +39,8 @@ def check_capture(program: Program, model: nn.Module) -> None:
 
     Batches of several sizes whose rows have several magnitudes; with and without
     gradients; in inference mode and another memory layout, up to the rounding of other
-    kernels; and once with an eye on operators that read values, which a branch may hide
-    from torch.export.
+    kernels; as a parameter; and with an eye on operators that read values and on
+    questions about memory, which a branch may hide from torch.export.
     """
     if program.changed:
         shown = ", ".join(program.changed)
@@ -69,8 +56,10 @@ def check_capture(program: Program, model: nn.Module) -> None:
         for batch, mode in _TRIALS:
             _compare(program, model, batch, mode)
         # `if x.max() > 1` stops torch.export, unless the model hides it: then it shows
-        # here. So do switches of torch, which torch.export drops.
-        _watch(program, model)
+        # here. So do switches of torch, which torch.export drops, and questions about
+        # tensors that it answers by itself.
+        for mode in (_WITHOUT, _WITH, _INFERENCE):
+            _watch(program, model, mode)
         # A condition such as len(x) > 7 that torch.export did not see shows in a batch
         # that is large enough.
         _compare(program, model, _many_rows(program, model), _WITH)
@@ -82,14 +71,28 @@ def _compare(program: Program, model: nn.Module, batch: int, mode: str) -> None:
         raise _differs(model, f"{difference}, for a batch of {batch} {mode}")
 
 
-def _watch(program: Program, model: nn.Module) -> None:
-    with _Watch() as watch, _Reads() as python, torch.no_grad():
+def _watch(program: Program, model: nn.Module, mode: str) -> None:
+    """Refuse a model that reads values, asks how a tensor came about, or switches torch."""
+    operators, questions = Operators(), Questions()
+    with (
+        torch.inference_mode(mode == _INFERENCE),
+        torch.set_grad_enabled(mode == _WITH),
+        operators,
+        questions,
+    ):
         model(_example(program, 2))
-    reads = watch.reads or python.reads
+    reads = operators.reads or questions.reads
     if reads is not None:
         raise _differs(model, f"it reads values of tensors by {reads}")
-    if watch.switched:
-        names = ", ".join(sorted(watch.switched))
+    if questions.origin is not None:
+        remedy = (
+            f"it asks for {questions.origin} of a tensor, whose answer is not the same "
+            "for all equal tensors: memory formats and views differ; do without, or "
+            "call x.contiguous() without asking"
+        )
+        raise unsupported(model, "capture", remedy)
+    if operators.switched:
+        names = ", ".join(sorted(operators.switched))
         remedy = (
             f"it switches {names} while it runs, which torch.export does not capture; "
             "set it outside of the model, for all of it, or not at all"
@@ -118,6 +121,9 @@ def _tried(program: Program, model: nn.Module, batch: int, mode: str) -> str:
         # The product is no leaf, so that the model may change it in place.
         if grad:
             same = same.requires_grad_() * 1
+        elif not inference and batch > 1:
+            # Users may pass what they optimise: code may not depend on its type.
+            same = nn.Parameter(same, requires_grad=False)
         try:
             with torch.random.fork_rng([]):
                 # Chance would show as a difference; the user's random numbers go on as
@@ -146,54 +152,6 @@ def _differs(model: nn.Module, difference: str) -> UnsupportedError:
         "on earlier calls or on how it is called"
     )
     return unsupported(model, "capture", remedy)
-
-
-def _by_numbers(func: Any, args: Any) -> bool:
-    """x[[2, 0]], whose shape is known, unlike that of x[x > 0]."""
-    if func is not torch.ops.aten.index.Tensor:
-        return False
-    indices = [index for index in args[1] if index is not None]
-    return all(index.dtype not in (torch.bool, torch.uint8) for index in indices)
-
-
-class _Reads(TorchFunctionMode):
-    """Notes methods by which Python gets at the numbers of a tensor without any operator."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.reads: str | None = None
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        name = getattr(func, "__name__", "")
-        if name in _READERS:
-            self.reads = f"Tensor.{name}"
-        return func(*args, **(kwargs or {}))
-
-
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes operators that read values into Python, and switches of torch that differ from those outside.
-
-    Raising would not help, for models may catch errors.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.reads: Any = None
-        self.switched: set[str] = set()
-        self._outside = switches()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        # The shape of what nonzero() returns depends on values as much as item() does.
-        if _VALUE_TAGS.intersection(func.tags) and not _by_numbers(func, args):
-            self.reads = func
-        for name, value in switches().items():
-            if value != self._outside[name]:
-                self.switched.add(name)
-        return func(*args, **(kwargs or {}))
 
 
 def _example(program: Program, batch: int, strided: bool = False) -> Tensor:

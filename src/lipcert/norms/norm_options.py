@@ -8,6 +8,9 @@ from pathlib import Path
 from lipcert.errors import OptionError
 from lipcert.resources import usable_memory
 
+_SURE = 1e-30
+"""No less than this: random starts have 128 bits, so that nothing is surer than 3e-39."""
+
 
 @dataclass(frozen=True)
 class NormOptions:
@@ -36,21 +39,30 @@ class NormOptions:
     failure_probability: float = 1e-9
     memory: int = field(default_factory=usable_memory)
     seed: int | None = None
-    keep: Path | None = None
+    keep: str | Path | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.inflation < 1:
-            raise OptionError(
-                f"inflation is {self.inflation}, expected a number between 0 "
-                "and 1, such as 0.005"
-            )
-        if not 0 < self.failure_probability < 1:
-            raise OptionError(
-                f"failure_probability is {self.failure_probability}, expected a "
-                "number between 0 and 1"
-            )
-        if self.dense_limit < 0 or self.memory <= 0:
-            raise OptionError(
-                f"dense_limit is {self.dense_limit} and memory {self.memory}, "
-                "expected at least 0 and 1"
-            )
+        _check("inflation", self.inflation, 0.0, 1.0)
+        _check("failure_probability", self.failure_probability, _SURE, 1.0)
+        _check_whole("dense_limit", self.dense_limit, 0)
+        _check_whole("memory", self.memory, 1)
+        if self.seed is not None:
+            _check_whole("seed", self.seed, 0)
+        if self.keep is not None and not isinstance(self.keep, str | Path):
+            raise OptionError(f"keep is {self.keep!r}, expected the path of a folder")
+
+
+def _check(name: str, value: float, low: float, high: float) -> None:
+    """Refuse what is no number between two others."""
+    if not isinstance(value, int | float) or not low < value < high:
+        raise OptionError(
+            f"{name} is {value!r}, expected a number between {low:g} and {high:g}"
+        )
+
+
+def _check_whole(name: str, value: int, least: int) -> None:
+    """Refuse what is no whole number of at least so much."""
+    if not isinstance(value, int) or value < least:
+        raise OptionError(
+            f"{name} is {value!r}, expected a whole number, at least {least}"
+        )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from hashlib import sha256
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -170,7 +171,8 @@ class MethodTask:
                 torch.__version__,
             ]
         )
-        return KeptNorms(options.keep / sha256(key.encode()).hexdigest()[:32])
+        folder = sha256(key.encode()).hexdigest()[:32]
+        return KeptNorms(Path(options.keep) / folder)
 
     def _networks(self, program: Program) -> tuple[Network, Network]:
         """The network in float64, and in the program's own precision."""

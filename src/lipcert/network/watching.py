@@ -1,0 +1,107 @@
+"""What a model does while it runs that no graph shows: values that it reads, questions that it asks, switches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lipcert.network.states import switches
+
+_VALUE_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+_READERS = {
+    "numpy",
+    "tolist",
+    "data_ptr",
+    "__array__",
+    "__dlpack__",
+    "__repr__",
+    "__format__",
+    "storage",
+    "untyped_storage",
+}
+# Equal tensors give different answers. torch.export answers for the tensor that it has
+# made itself: contiguous, no view, made by no operation.
+_ORIGINS = {
+    "stride",
+    "is_contiguous",
+    "storage_offset",
+    "dim_order",
+    "is_shared",
+    "is_pinned",
+    "is_set_to",
+    "is_neg",
+    "is_conj",
+    "_is_view",
+    "_base",
+    "_version",
+    "grad",
+    "grad_fn",
+    "output_nr",
+    "retains_grad",
+    "_backward_hooks",
+    "_post_accumulate_grad_hooks",
+}
+
+
+class Questions(TorchFunctionMode):
+    """Notes what Python asks a tensor without any operator.
+
+    reads: by what it got at the numbers of a tensor.
+    origin: what it asked of how a tensor lies in memory, or came about.
+
+    Code of torch itself is not heard, for a mode is off within the functions that it is
+    told of.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads: str | None = None
+        self.origin: str | None = None
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        # Of an attribute, its getter is called.
+        if name == "__get__":
+            name = getattr(func.__self__, "__name__", "")
+        if name in _READERS:
+            self.reads = f"Tensor.{name}"
+        if name in _ORIGINS:
+            self.origin = f"Tensor.{name}"
+        return func(*args, **(kwargs or {}))
+
+
+class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes operators that read values into Python, and switches of torch that differ from those outside.
+
+    Raising would not help, for models may catch errors.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.reads: Any = None
+        self.switched: set[str] = set()
+        self._outside = switches()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        # The shape of what nonzero() returns depends on values as much as item() does.
+        if _VALUE_TAGS.intersection(func.tags) and not _by_numbers(func, args):
+            self.reads = func
+        for name, value in switches().items():
+            if value != self._outside[name]:
+                self.switched.add(name)
+        return func(*args, **(kwargs or {}))
+
+
+def _by_numbers(func: Any, args: Any) -> bool:
+    """x[[2, 0]], whose shape is known, unlike that of x[x > 0]."""
+    if func is not torch.ops.aten.index.Tensor:
+        return False
+    indices = [index for index in args[1] if index is not None]
+    return all(index.dtype not in (torch.bool, torch.uint8) for index in indices)
