@@ -4,7 +4,8 @@ auto_LiRPA is no dependency: put it on PYTHONPATH (with its own requirements) an
 they stay empty. It computes in float32 and counts no rounding. LIPCERT_DATA_DIR has to name the data sets. The two
 methods that spend time on slopes are measured at the largest ε of each norm only, on fewer images, and try only what
 the quick method of the same library has not proved; their times include the latter. Times are those of the processor
-(one thread), which others on the same machine disturb less than those of a clock. Every row is stored at once.
+(one thread), which others on the same machine disturb less than those of a clock. What a method prepares once for a
+network and a norm is prepared before, on one batch. Every row is stored at once.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import lipcert
-from benchmarks.local_networks import CASES, Case, trained
+from benchmarks.local_networks import CASES, Case, test_images, trained
 from benchmarks.measure import store
 from lipcert.attacks import pgd
 from lipcert.local.certify_local import LocalCertifier
@@ -126,8 +127,7 @@ def _measured(prove: Prove, x: Tensor, y: Tensor, epsilon: float) -> dict[str, A
 def _rows(title: str, case: Case) -> Any:
     """The figures of one network, one norm and ε after the other."""
     model, data = trained(title)
-    every = slice(0, case.images)
-    x, y = data.test.pixels(every), data.test.labels[every]
+    x, y = test_images(case, data)
     for norm, epsilons in case.balls.items():
         methods = {
             **_global(model, x, norm),
@@ -135,6 +135,9 @@ def _rows(title: str, case: Case) -> Any:
             **_crown(model, x, norm, case.batch),
             **_attack(model, x, norm),
         }
+        first = min(case.batch, _BATCH)
+        for method in methods.values():
+            _measured(method, x[:first], y[:first], min(epsilons))
         for epsilon in epsilons:
             named = "l∞" if norm == inf else "l2"
             row: dict[str, Any] = {"network": title, "norm": named, "epsilon": epsilon}
@@ -162,7 +165,9 @@ def compare_local(
 
 
 def _cell(entry: dict[str, Any] | None) -> str:
-    if entry is None or "share" not in entry:
+    if entry is None:
         return "–"
+    if "share" not in entry:
+        return "failed"
     count = len(entry["proved"])
     return f"{entry['proved'].count('1')}/{count}, {entry['ms']:.0f} ms"

@@ -41,7 +41,7 @@ def _resnet() -> nn.Module:
 class Case:
     """A network, its data, how long it is trained, and the sizes of the balls in l2 and l∞.
 
-    images: how many of the first test images are certified. searched: how many of them by the methods that spend
+    images: how many test images are certified. searched: how many of them by the methods that spend
     time on slopes, which take seconds per image; 0 for none. batch: how many at a time by auto_LiRPA.
     attack: the size in l2 of the perturbations of adversarial training; 0 for training on accuracy alone.
     """
@@ -75,7 +75,10 @@ CASES = {
     "conv 3×32×32, adversarially": Case(
         lambda: _conv(3), "cifar10", 1, _CIFAR, 20, 10, attack=0.25
     ),
-    "resnet-small": Case(_resnet, "cifar10", 1, _CIFAR, 20, 0, batch=1),
+    "resnet-small": Case(_resnet, "cifar10", 1, _CIFAR, 5, 0, batch=1),
+    "resnet-small, adversarially": Case(
+        _resnet, "cifar10", 1, _CIFAR, 5, 0, batch=1, attack=0.25
+    ),
 }
 
 
@@ -91,6 +94,15 @@ def trained(title: str) -> tuple[nn.Module, lipcert.data.Dataset]:
     KEPT.mkdir(parents=True, exist_ok=True)
     torch.save(model.state_dict(), path)
     return model, data
+
+
+def test_images(case: Case, data: lipcert.data.Dataset) -> tuple[Tensor, Tensor]:
+    """The first test images of MNIST; of CIFAR-10, whose files may be sorted by class, some at random."""
+    index = torch.arange(len(data.test))
+    if case.data == "cifar10":
+        index = torch.randperm(len(index), generator=torch.Generator().manual_seed(0))
+    index = index[: case.images]
+    return data.test.pixels(index), data.test.labels[index]
 
 
 def train_ordinarily(case: Case, data: lipcert.data.Dataset) -> nn.Module:

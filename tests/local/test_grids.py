@@ -152,3 +152,27 @@ def test_a_curvature_that_is_too_small_would_be_found():
     )
     with pytest.raises(AssertionError):
         check_between(*graph_of(false))
+
+
+@pytest.mark.parametrize("function", [torch.sigmoid, torch.sin, torch.relu])
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_the_best_line_is_an_edge_of_the_hull(function, sign):
+    generator = torch.Generator().manual_seed(0)
+    points = 4 * torch.randn(21, 50, generator=generator, dtype=torch.float64)
+    points = points.sort(0).values
+    values, none = function(points), torch.zeros(50, dtype=torch.float64)
+    graph = Grid(points, values, none, torch.zeros(()), 1.0)
+    middle = (points[0] + points[-1]) / 2
+
+    def height(slope):
+        return (sign * (values - slope * (points - middle))).amax(0)
+
+    # All chords, one by one: no slope of the hull is better at the midpoint.
+    best = torch.full_like(none, torch.inf)
+    for i in range(21):
+        for j in range(i + 1, 21):
+            chord = (values[j] - values[i]) / (points[j] - points[i])
+            best = torch.minimum(best, height(chord))
+    reached = height(graph.steep(sign))
+    assert ((reached - best).abs() <= 1e-12 + 0.01 * best.abs()).float().mean() > 0.95
+    assert (reached <= best + 0.1).all()

@@ -12,6 +12,7 @@ from lipcert.local.centres import executed_values
 from lipcert.local.certify_local import LocalCertifier
 from lipcert.local.columns import columned_nodes, pushed, single_columns
 from lipcert.local.deviations import follow
+from lipcert.local.proving import Point
 from lipcert.local.pulling import Ball
 from lipcert.local.rounding_rows import rounding_by_rows
 from lipcert.local.state import Deviations
@@ -294,3 +295,19 @@ def test_radii_by_columns_withstand_attacks_and_are_no_smaller_than_by_rows(
     monkeypatch.setattr("lipcert.local.prepared._ROW_ENTRIES", inf)
     by_rows = lipcert.certify_local(model, x, norm=norm)
     assert (certificates.radius >= 0.9 * by_rows.radius).all()
+
+
+def test_where_columns_do_not_suffice_rows_prove_more_at_a_given_radius(monkeypatch):
+    monkeypatch.setattr("lipcert.local.zonotopes._MOST_COLUMNS", 5)
+    certifier, x = made("residual", 2)
+    values, logits = executed_values(certifier.network, x)
+    point = Point(values, logits.double(), logits.argmax(1))
+    gained = 0
+    for size in (0.6, 0.8, 1.0, 1.6):
+        ball = torch.tensor([size], dtype=torch.float64)
+        quick = certifier.prove(point, ball)
+        patient = certifier.prove(point, ball, patient=True)
+        assert patient >= quick
+        assert certifier.certify(x, size).radius[0] == patient[0]
+        gained += int(patient > 1.01 * quick)
+    assert gained

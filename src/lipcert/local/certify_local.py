@@ -137,15 +137,15 @@ class LocalCertifier:
                 trial = torch.full(
                     (len(left),), epsilon, dtype=torch.float64, device=start.device
                 )
-                radius[left] = torch.maximum(
-                    radius[left], self.prove(point.take(left), trial)
-                )
+                found = self.prove(point.take(left), trial, patient=True)
+                radius[left] = torch.maximum(radius[left], found)
             failed |= radius < epsilon
         return radius
 
-    def prove(self, point: Point, radius: Tensor) -> Tensor:
+    def prove(self, point: Point, radius: Tensor, patient: bool = False) -> Tensor:
         """(B,): radii within which the predictions are proved, up to the given ones."""
-        return proved_radius(self.prepared, point, Ball(self.norm, radius), self.effort)
+        ball = Ball(self.norm, radius)
+        return proved_radius(self.prepared, point, ball, self.effort, patient)
 
     def _global_radius(self, x: Tensor, first: int) -> Tensor:
         """The radii of the bound; an l∞ ball is inside the l2 ball of √n times its radius."""

@@ -1,12 +1,8 @@
 """How far every value of the executed program can be from its value at the centre, over a ball; node by node.
 
-v̂ are values as executed. For a node, Δ_w = Σ_e A_e Δ_e + δ_w, where the roundings at
-the centre and at the other point make |δ_w| ≤ η_w:
-
-    η_w = 2γ(Σ_e |A_e| M_e + |b|) + what underflows + γ₆₄ Σ_e |A_e| M_e,      M = |v̂| + D ≥ |v̂′|,
-
-the last term being for rows that are pulled back in float64. D, a bound on |Δ|, is the
-smallest of
+v̂ are values as executed. For a node, Δ_w = Σ_e A_e Δ_e + δ_w with |δ_w| ≤ η_w, for
+roundings at the centre and at the other point (see `allowances`). M = |v̂| + D bounds
+values over the ball. D, a bound on |Δ|, is the smallest of
 
     Σ_e |A_e| D_e + η,      Σ_e ‖row of A_e‖·m_e + η,      ρ‖row from the input‖ + η…,
 
@@ -21,6 +17,7 @@ from math import inf, prod
 import torch
 from torch import Tensor
 
+from lipcert.local.allowances import charge, roundings_of
 from lipcert.local.funnels import dual_norms, flat
 from lipcert.local.prepared import Prepared
 from lipcert.local.pulling import Ball
@@ -54,6 +51,9 @@ def follow(
                     refined = refine_deviations(state, v)
                 if refined is not None:
                     _set_reach(state, v, *refined)
+                    # Values are smaller than they seemed before.
+                    rounding = state.roundings[v]
+                    charge(state, v, rounding.allowance(state.magnitude(v)))
         else:
             _site_output(state, v, site)
     return state
@@ -128,46 +128,23 @@ def _linear_node(state: Deviations, v: int) -> None:
             noise = noise + edge.op.magnitude(state.noise[u])
     if v not in state.centre:
         state.centre[v] = _computed(state, v)
-    allowance = _allowance(state, v, values)
     state.largest.append(flat(values).amax(1))
+    state.roundings[v] = roundings_of(state, v, values)
     round_up = 1 + 2 * prepared.proof[v]
-    # Norms win where many entries are summed, which cannot all be extreme at once.
-    reach = torch.minimum(boxes, by_rows) * round_up + allowance
-    if v in prepared.prefix:
-        state.noise[v] = noise * round_up + allowance
-        reach = torch.minimum(reach, _by_prefix(state, v))
-    state.norms[v] = norm * round_up + dual_norms(flat(allowance), 2)
-    _set_reach(state, v, reach, reach)
-    _charge(state, v, allowance)
+    state.reach[v] = torch.full_like(values, inf)
+    # Twice: what a node rounds is less if its values are known to be small.
+    for _ in range(2):
+        allowance = state.roundings[v].allowance(state.magnitude(v))
+        # Norms win where many entries are summed, which cannot all be extreme at once.
+        reach = torch.minimum(boxes, by_rows) * round_up + allowance
+        if v in prepared.prefix:
+            state.noise[v] = noise * round_up + allowance
+            reach = torch.minimum(reach, _by_prefix(state, v))
+        state.norms[v] = norm * round_up + dual_norms(flat(allowance), 2)
+        _set_reach(state, v, reach, reach)
+    charge(state, v, allowance)
     if state.zonotope is not None and v in prepared.columned:
         state.zonotope.linear(v, allowance)
-
-
-def _charge(state: Deviations, v: int, charged: Tensor) -> None:
-    """What rows pay at a node: its allowance, and those of nodes before that they reach through it alone.
-
-    A row y at v is Aᵀy at such a node, where A scales entries; so it pays |A|η for
-    every unit of y.
-    """
-    prepared, node = state.prepared, state.prepared.exact.nodes[v]
-    funnel = prepared.funnel(state.ball.norm)
-    if v == funnel.node:
-        charged = state.noise[v] + funnel.rounding(state.ball.radius).reshape(
-            charged.shape
-        )
-    else:
-        for edge in node.edges:
-            if edge.source in prepared.passing:
-                before = state.walls.allowances[edge.source].reshape(
-                    -1, *edge.op.in_shape
-                )
-                charged = charged + edge.op.magnitude(before) * (1 + gamma(4))
-                state.walls.folded.add(edge.source)
-    state.walls.allowances[v] = flat(charged)[:, None] * (
-        1 + 2 * gamma(prod(node.shape) + 2)
-    )
-    if v in prepared.folding:
-        state.walls.folded.add(v)
 
 
 def _set_reach(state: Deviations, v: int, below: Tensor, above: Tensor) -> None:
@@ -184,28 +161,6 @@ def _computed(state: Deviations, v: int) -> Tensor:
         total = part if total is None else total + part
     assert total is not None
     return total
-
-
-def _allowance(state: Deviations, v: int, values: Tensor) -> Tensor:
-    """η, from the sums of absolute products over the ball."""
-    prepared = state.prepared
-    node = prepared.exact.nodes[v]
-    allowance = 2 * prepared.proof[v] * values
-    # Twice: the centre and the other point are both executed with roundings.
-    if prepared.executed[v]:
-        summed = values * (1 + 2 * prepared.proof[v])
-        if v in prepared.offsets:
-            summed = summed + prepared.offsets[v]
-        allowance = (
-            allowance + 2 * (prepared.executed[v] * summed + prepared.lost[v])
-        ) * (1 + gamma(8))
-    # Weights below `tiny` may be taken for zero, at both points: tiny·Σ|v| each.
-    if prepared.denormal[v]:
-        tiny = 2.01 * torch.finfo(prepared.network.dtype).tiny
-        for edge in node.edges:
-            total = flat(state.magnitude(edge.source)).sum(1) * tiny
-            allowance = allowance + total.reshape(-1, *(1,) * len(node.shape))
-    return allowance
 
 
 def _by_prefix(state: Deviations, v: int) -> Tensor:

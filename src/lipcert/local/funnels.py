@@ -18,6 +18,8 @@ from lipcert.rounding import UNDERFLOW, gamma
 
 _ENTRIES = 1 << 22
 """Maps with more entries are not formed: rows are pulled back through their operations."""
+_VANISHED = 1e-30
+"""More than 2⁻¹²⁶ times the entries of a matrix."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,21 @@ class Funnel:
     node: int | None
     matrix: Tensor
     rows: Tensor
+
+    def steepness(self, y: Tensor, norm: float, quick: bool) -> Tensor:
+        """(…): the dual norms of y·matrix for rows y, (…, n), rounded up; `quick` in float32.
+
+        There, y and the matrix are rounded once each and n products are summed: off by
+        γ_{n+2}·|y|·rows in the dual norm. What underflows, 2⁻¹²⁶ of an entry of y, of
+        the matrix or of a product, is less than `_VANISHED` of what stands beside it.
+        """
+        if not quick:
+            return dual_norms(y @ self.matrix, norm)
+        product = y.float() @ self.matrix.float()
+        off = gamma(len(self.rows) + 3, torch.float32) * self.rows + _VANISHED
+        charged = (y.abs() @ off) * (1 + gamma(len(off) + 4))
+        vanished = _VANISHED * (1 + self.rows.sum())
+        return dual_norms(product, norm) + charged + vanished
 
     def rounding(self, radius: Tensor) -> Tensor:
         """(B, n): γ·ρ·rows."""
@@ -101,11 +118,14 @@ def flat(x: Tensor, first: int = 1) -> Tensor:
 
 
 def dual_norms(rows: Tensor, norm: float) -> Tensor:
-    """The largest product of each row with a vector of unit norm, rounded up: l2 norms for l2, l1 norms for l∞."""
+    """The largest product of each row with a vector of unit norm, rounded up: l2 norms for l2, l1 norms for l∞.
+
+    Rows may be of float32; norms are computed in float64.
+    """
     count = rows.shape[-1]
     if norm == inf:
-        return rows.abs().sum(-1) * (1 + gamma(count + 2))
-    lengths: Tensor = torch.linalg.vector_norm(rows, dim=-1)
+        return rows.abs().sum(-1, dtype=torch.float64) * (1 + gamma(count + 2))
+    lengths: Tensor = torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float64)
     return lengths * (1 + gamma(count + 4)) + UNDERFLOW * count
 
 

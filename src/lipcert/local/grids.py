@@ -28,8 +28,8 @@ from lipcert.rounding import UNIT_ROUNDOFF, gamma
 
 _CELLS = 32
 """Cells of the grid of a nonlinearity that is curved; they are narrower where activations bend, around zero."""
-_ENDS = 17
-"""Of so many points of a grid at most, chords are compared with each other."""
+_RAISES = 5
+"""How often a chord is raised; on a grid of 32 cells, that is nearly always enough to make it an edge of the hull."""
 _AT_ONCE = 1 << 17
 """Entries of the gaps between a graph and lines that are formed at a time, so that they stay in the cache."""
 _ROUND = gamma(12)
@@ -99,21 +99,24 @@ class Grid:
     def steep(self, sign: int) -> Tensor:
         """The slope of the best line above (sign 1) or below (−1) the graph: the one that is closest at the midpoint.
 
-        It is the slope of an edge of the convex hull: of the chord over the midpoint
-        whose height there is extreme.
+        It is the slope of the edge of the convex hull over the midpoint. A chord over
+        it is raised until it is that edge: the point that is farthest outside of it
+        takes the place of the end on the same side.
         """
-        step = max(1, (len(self.places) - 1) // (_ENDS - 1))
-        if (len(self.places) - 1) % step:
-            step = 1
-        places, values = self.places[::step], self.values[::step]
+        places, heights = self.places, sign * self.values
         middle = (places[0] + places[-1]) / 2
-        run = places[None] - places[:, None]
-        chords = (values[None] - values[:, None]) / run.clamp(min=1e-300)
-        heights = sign * (values[:, None] + chords * (middle - places[:, None]))
-        spans = (places[:, None] <= middle) & (places[None] >= middle) & (run > 0)
-        which = torch.where(spans, heights, -torch.inf).flatten(0, 1).argmax(0)
-        slope = chords.flatten(0, 1).gather(0, which[None])[0]
-        return slope.clamp(-self.steepest, self.steepest)
+        left = torch.stack([places[0], heights[0]])
+        right = torch.stack([places[-1], heights[-1]])
+        slope = _chord(left, right)
+        # Between two ends there are no more points than that to take.
+        for _ in range(min(_RAISES, len(places) - 2)):
+            which = torch.addcmul(heights, slope, places, value=-1).argmax(0)[None]
+            farthest = torch.cat([places.gather(0, which), heights.gather(0, which)])
+            before = farthest[0] <= middle
+            left = torch.where(before, farthest, left)
+            right = torch.where(before, right, farthest)
+            slope = _chord(left, right)
+        return (sign * slope).clamp(-self.steepest, self.steepest)
 
     def hull_ends(self, sign: int) -> tuple[Tensor, Tensor]:
         """The slopes of the first and the last edge of the convex hull, on its upper (1) or lower (−1) side."""
@@ -129,6 +132,11 @@ class Grid:
                 torch.where(torch.isinf(steepness), 0.0, sign * side * steepness)
             )
         return ends[0], ends[1]
+
+
+def _chord(left: Tensor, right: Tensor) -> Tensor:
+    """The slope of the line through two points, (2, …) each."""
+    return (right[1] - left[1]) / (right[0] - left[0]).clamp(min=1e-300)
 
 
 def grid(

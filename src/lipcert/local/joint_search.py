@@ -19,7 +19,7 @@ from lipcert.local.pulling import Pulled, Rows, pull_back, signed_unit_rows
 from lipcert.local.replaced import Replaced, bounded_site, needs_rows
 from lipcert.local.state import Deviations
 
-_RATE = 0.1
+_RATE = 0.2
 _LAST_RATE = 0.05
 _DECAY = 0.98
 _TRIED = 6

@@ -33,6 +33,7 @@ class Prepared:
     entries. proof[v]: γ of float64, for every sum that a row goes through at a node.
     lost[v]: what an entry loses where products underflow. denormal[v]: whether weights
     may be taken for zero. offsets[v]: magnitude of the constants that a node adds.
+    added[v]: the constants themselves, of a node that is one sum of products.
     norms[v], rows[v]: for every edge ‖A‖ and the norms of the rows of A (a number or a
     tensor), from above.
     """
@@ -49,6 +50,7 @@ class Prepared:
         self.lost: list[float] = []
         self.denormal: list[bool] = []
         self.offsets: dict[int, Tensor] = {}
+        self.added: dict[int, Tensor] = {}
         self.norms: list[list[float]] = []
         self.rows: list[list[Tensor | float]] = []
         # Rows that meet at a node are added.
@@ -85,6 +87,8 @@ class Prepared:
             )
             if node.offset is not None:
                 self.offsets[v] = node.offset().double().expand(node.shape)
+            if node.added is not None:
+                self.added[v] = node.added().double().expand(node.shape)
             self.norms.append([_norm(edge.op, like) for edge in node.edges])
             self.rows.append([_row_norms(edge.op) for edge in node.edges])
 

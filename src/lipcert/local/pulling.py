@@ -87,9 +87,14 @@ class Walls:
 
 
 def pull_back(
-    prepared: Prepared, walls: Walls, norm: float, rows: Rows, constant: Tensor
+    prepared: Prepared,
+    walls: Walls,
+    norm: float,
+    rows: Rows,
+    constant: Tensor,
+    quick: bool = False,
 ) -> Pulled:
-    """The rows at the input; `constant`, (B, R), is what is known beforehand."""
+    """The rows at the input; `constant`, (B, R), is what is known beforehand. `quick`: see `Funnel.steepness`."""
     network, values = prepared.exact, dict(rows)
     total, size, count = constant, constant.abs(), 4
     steepness = torch.zeros_like(constant)
@@ -107,7 +112,7 @@ def pull_back(
         # there at once.
         if v == funnel.node:
             part = walls.charge(v, y)
-            steepness = dual_norms(flat(y, 2) @ funnel.matrix, norm)
+            steepness = funnel.steepness(flat(y, 2), norm, quick)
             total, size, count = total + part, size + part.abs(), count + 1
             continue
         if site is not None:

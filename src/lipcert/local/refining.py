@@ -67,6 +67,8 @@ def _by_windows(
 
 def _by_rows(state: Deviations, v: int, needed: Tensor) -> tuple[Tensor, Tensor]:
     prepared = state.prepared
+    # Intervals need fewer digits than what the roundings of the program cost anyway.
+    quick = prepared.network.dtype == torch.float32
     wanted = flat(needed)
     most = int(wanted.sum(1).max())
     # The wanted places of every input come first; inputs that want fewer are filled up
@@ -77,7 +79,9 @@ def _by_rows(state: Deviations, v: int, needed: Tensor) -> tuple[Tensor, Tensor]
         rows, constant = signed_unit_rows(
             prepared, v, places, state.walls.allowances[v]
         )
-        pulled = pull_back(prepared, state.walls, state.ball.norm, rows, constant)
+        pulled = pull_back(
+            prepared, state.walls, state.ball.norm, rows, constant, quick
+        )
         low, high = (-pulled.at(state.ball.radius)).clamp(min=0).chunk(2, dim=1)
         below.scatter_(1, places, torch.minimum(below.gather(1, places), low))
         above.scatter_(1, places, torch.minimum(above.gather(1, places), high))

@@ -18,6 +18,8 @@ from lipcert.local.state import Deviations
 
 _RATE = 0.2
 _DECAY = 0.9
+_TRIED = 4
+_RECENT = 2
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ def sharpen(
     walls = with_fans(state.walls, fans, positions)
     radius = state.ball.radius
     ascent: Ascent | None = None
+    worst = [(best.at(radius) + margins).amin(1)]
     with torch.inference_mode(False), torch.enable_grad():
         for step in range(steps + 1):
             pulled = pull_back(
@@ -64,8 +67,19 @@ def sharpen(
             )
             bounds = pulled.at(radius)
             best = better(best, pulled, radius)
-            if step == steps or not bounds.requires_grad:
+            worst.append((best.at(radius) + margins).amin(1))
+            if step == steps or not bounds.requires_grad or _decided(worst, steps):
                 break
             ascent = ascent or Ascent(positions.values(), _RATE, _DECAY)
             ascent.step(-(bounds + margins).clamp(max=0).sum())
     return best
+
+
+def _decided(worst: list[Tensor], steps: int) -> bool:
+    """Whether every input is proved, or would not be if all steps gained as much as the last ones: gains shrink."""
+    now, left = worst[-1], steps + 2 - len(worst)
+    decided = now > 0
+    if len(worst) > _TRIED:
+        gain = (now - worst[-1 - _RECENT]) / _RECENT
+        decided = decided | (now + gain * left < 0)
+    return bool(decided.all())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -11,6 +12,9 @@ from lipcert.local.pulling import Ball, Walls
 from lipcert.local.replaced import Replaced
 from lipcert.local.zonotopes import Zonotope
 from lipcert.rounding import gamma
+
+if TYPE_CHECKING:
+    from lipcert.local.allowances import Roundings
 
 
 @dataclass
@@ -23,6 +27,7 @@ class Deviations:
     noise: what of D does not shrink with the radius, in the linear prefix.
     below, above: Δ ∈ [−below, above].
     largest: of each node, (B,), the largest sum of absolute products.
+    roundings: what linear nodes are off by.
     """
 
     prepared: Prepared
@@ -36,6 +41,7 @@ class Deviations:
     walls: Walls = field(default_factory=lambda: Walls({}, {}, set()))
     sites: dict[int, Replaced] = field(default_factory=dict)
     largest: list[Tensor] = field(default_factory=list)
+    roundings: dict[int, Roundings] = field(default_factory=dict)
     zonotope: Zonotope | None = None
 
     def magnitude(self, v: int) -> Tensor:

@@ -63,6 +63,11 @@ class Zonotope:
     bundle_count: int = 0
     column_count: int = 0
 
+    @property
+    def full(self) -> bool:
+        """Whether all columns are used, so that what is not settled since then counts as errors."""
+        return self.column_count >= _MOST_COLUMNS
+
     def enter(self) -> None:
         """J is the identity at the input."""
         shape = self.prepared.exact.input_shape
@@ -110,8 +115,7 @@ class Zonotope:
         frames = self.prepared.frames(v)
         wanted = matters[0] & (self.errors[v] > _SMALL * self.sizes[v])
         # With all columns used, errors are not those of rounding any more.
-        full = self.column_count >= _MOST_COLUMNS
-        if frames is None or full or not bool(wanted.any()):
+        if frames is None or self.full or not bool(wanted.any()):
             return
         scene = Scene(self.prepared.exact, v, frames)
         bounds = rounding_by_rows(

@@ -10,7 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lipcert.network.linear import Function, Identity, LinearOp, Scale, number
+from lipcert.network.convolution import Convolution
+from lipcert.network.linear import (
+    Dense,
+    Function,
+    Identity,
+    LinearOp,
+    Scale,
+    number,
+)
 from lipcert.network.normal_form import Edge, Node, Site
 from lipcert.network.program import Live, Shape
 from lipcert.network.rule_trials import check_linear, check_passed
@@ -94,7 +102,9 @@ class Assembly:
             # can it be compared with the call.
             if is_users(call) and len(terms) == len(terms[0][1]) == 1:
                 check_users_linear(call, terms[0][1][0])
-        return self.add(call.name, call.out_shape, *edges, offset=_offset(call, edges))
+        constants = _offset(call, edges), False, _added(call, edges)
+        self.nodes.append(Node(call.name, call.out_shape, tuple(edges), *constants))
+        return Input(len(self.nodes) - 1, call.out_shape)
 
     def _local(self, call: Call, slope: LocalSlope) -> Input:
         """A site that is only bounded over balls; two inputs stand side by side in a node of the analysis."""
@@ -221,3 +231,10 @@ def _offset(call: Call, edges: list[Edge]) -> Live | None:
     if len(edges) == 1 and edges[0].op.terms == 0 and not edges[0].op.adds:
         return None
     return lambda: call.at_zero().abs()
+
+
+def _added(call: Call, edges: list[Edge]) -> Live | None:
+    """How to read the constants themselves, where torch sums nothing but them and the products of one operation."""
+    if len(edges) == 1 and isinstance(edges[0].op, Dense | Convolution):
+        return None if is_users(call) else call.at_zero
+    return None

@@ -48,6 +48,8 @@ class Node:
     """Magnitude of the constants that the operation adds, for one input; None if there are none."""
     exact: bool = False
     """Whether the node is only a step of the analysis, which the program does not compute."""
+    added: Live | None = None
+    """The constants themselves, of one dense layer or convolution; None for other operations."""
 
     @property
     def roundings(self) -> int:
