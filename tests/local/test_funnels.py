@@ -39,3 +39,11 @@ def test_without_its_allowance_a_quick_norm_would_be_too_small():
     exact = (row @ matrix).abs().sum(-1)
     assert (bare < exact).all()
     assert (funnel.steepness(row, inf, quick=True) >= exact).all()
+
+
+@pytest.mark.parametrize("norm", [2.0, inf])
+def test_what_float32_does_not_reach_is_infinite(norm):
+    matrix = torch.tensor([[1e30, 0.0], [-1e30, 1.0]], dtype=torch.float64)
+    funnel = Funnel(0, matrix, dual_norms(matrix, norm))
+    rows = torch.tensor([[1e20, 1e20], [1e50, 0.0]], dtype=torch.float64)
+    assert (funnel.steepness(rows, norm, quick=True) == inf).all()

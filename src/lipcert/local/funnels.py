@@ -47,7 +47,9 @@ class Funnel:
         off = gamma(len(self.rows) + 3, torch.float32) * self.rows + _VANISHED
         charged = (y.abs() @ off) * (1 + gamma(len(off) + 4))
         vanished = _VANISHED * (1 + self.rows.sum())
-        return dual_norms(product, norm) + charged + vanished
+        total = dual_norms(product, norm) + charged + vanished
+        # What float32 does not reach is infinite there, and may cancel: nothing is known.
+        return total.nan_to_num(nan=inf, posinf=inf)
 
     def rounding(self, radius: Tensor) -> Tensor:
         """(B, n): γ·ρ·rows."""
