@@ -104,7 +104,9 @@ def _open_places(state: Deviations) -> dict[int, Tensor]:
     places = {}
     for k, site in enumerate(prepared.exact.sites[1:-1], start=1):
         v = site.source
-        if state.sites[k].grid is not None and v not in prepared.prefix:
+        # What a nonlinearity returns, LayerNorm say, has no rows of its own.
+        has_rows = v in state.walls.allowances and v not in prepared.prefix
+        if state.sites[k].grid is not None and has_rows:
             needed = flat(
                 needs_rows(site, state.centre[v], state.below[v], state.above[v])
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import permutations
 from math import prod
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from lipcert.errors import UnsupportedError
 from lipcert.network.explain import first_line, unsupported
 from lipcert.network.kinds import recorded_shape
-from lipcert.network.program import Program
+from lipcert.network.program import Program, Shape
 from lipcert.network.states import quiet, unchanged
 from lipcert.network.watching import Operators, Questions
 
@@ -28,6 +29,7 @@ _TRIALS = (
 _MOST_ROWS, _FEWEST_ROWS = 257, 7
 _MANY_NUMBERS = 1 << 22
 """What all values of the largest batch may have together, or as many products with parameters."""
+_MOST_AXES = 4
 _ROUNDINGS = 64
 # One for each of seven rows, and again. Zeros, large and small numbers find formulas
 # that change with the magnitude.
@@ -60,6 +62,10 @@ def check_capture(program: Program, model: nn.Module) -> None:
         # tensors that it answers by itself.
         for mode in (_WITHOUT, _WITH, _INFERENCE):
             _watch(program, model, mode)
+        # What reshape returns is a view of some tensors and a copy of others: in-place
+        # operations reach through views only.
+        for order in _memory_orders(program, model):
+            _compare_layout(program, model, order)
         # A condition such as len(x) > 7 that torch.export did not see shows in a batch
         # that is large enough.
         _compare(program, model, _many_rows(program, model), _WITH)
@@ -69,6 +75,38 @@ def _compare(program: Program, model: nn.Module, batch: int, mode: str) -> None:
     difference = _tried(program, model, batch, mode)
     if difference:
         raise _differs(model, f"{difference}, for a batch of {batch} {mode}")
+
+
+def _compare_layout(program: Program, model: nn.Module, order: Shape) -> None:
+    """The same for an input whose axes lie in this order in memory; a model may refuse such inputs itself."""
+    with torch.no_grad(), quiet():
+        x, same = _laid_out(program, order), _laid_out(program, order)
+        try:
+            expected = model(same)
+        except Exception:  # `view` of what lies otherwise, say: nothing is returned
+            return
+        found = program.run(x)
+    difference = _difference(found, expected, len(x), other_layout=True)
+    if difference:
+        shown = ", ".join(map(str, order))
+        raise _differs(
+            model, f"{difference}, for an input with the memory layout {shown}"
+        )
+
+
+def _laid_out(program: Program, order: Shape) -> Tensor:
+    """Two rows with their axes in this order in memory: 0, 2, 3, 1 is channels_last."""
+    # [0, 2, 3, 1] puts axis 1 last; its place among the laid out axes is 3.
+    places = [order.index(axis) for axis in range(len(order))]
+    return _example(program, 2).permute(order).contiguous().permute(places)
+
+
+def _memory_orders(program: Program, model: nn.Module) -> list[Shape]:
+    """All orders of the axes of a batch of a small model; of a large one, channels last and the reverse."""
+    axes = tuple(range(len(program.input_shape) + 1))
+    if len(axes) <= _MOST_AXES and _many_rows(program, model) == _MOST_ROWS:
+        return list(permutations(axes))[1:]
+    return [(0, *axes[2:], 1), axes[::-1]]
 
 
 def _watch(program: Program, model: nn.Module, mode: str) -> None:
