@@ -69,7 +69,7 @@ def reused_memory() -> Iterator[None]:
     """Within, what is freed stays with the process (glibc only; elsewhere nothing changes).
 
     Tensors of many megabytes are otherwise taken from the system and given back at every
-    operation, and the system clears each page again: a quarter of a training step.
+    operation, and the system clears each page again: a quarter of a step of `cifar10-hour`.
     """
     _set_malloc(_REUSED)
     try:
