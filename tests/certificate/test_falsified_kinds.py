@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parametrize
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import lipcert
 from lipcert.errors import BoundError, LipcertError, TrainingModeError
@@ -339,6 +341,56 @@ def test_questions_whose_answers_equal_tensors_do_not_share_are_refused(name, in
     model = Op(forward, l=nn.Conv2d(3, 2, 3)).eval()
     with pytest.raises(LipcertError, match=r"asks for Tensor|differ|fails in"):
         lipcert.bound(model, (3, 5, 5), target="network")
+
+
+class Thrice(torch.Tensor):
+    """Its linear layers compute three times as much."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        result = super().__torch_function__(func, types, args, kwargs or {})
+        return result * 3 if "linear" in str(func) else result
+
+
+class ThriceByName(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        return result * 3 if "linear" in str(func) else result
+
+
+class ThriceByOperator(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        return result * 3 if "addmm" in str(func) else result
+
+
+def certified_ways():
+    """Three ways to a radius of the same model."""
+    model = linear_net()
+    bound = lipcert.bound(model, (4,))
+    return {
+        "classifier": lipcert.CertifiedClassifier(model, bound),
+        "certify": lambda x: lipcert.certify(model, x, bound),
+        "certify_local": lambda x: lipcert.certify_local(model, x, 0.01),
+    }
+
+
+@pytest.mark.parametrize("way", ["classifier", "certify", "certify_local"])
+@pytest.mark.parametrize("mode", [ThriceByName, ThriceByOperator])
+def test_code_that_runs_in_place_of_operators_is_refused(way, mode):
+    run = certified_ways()[way]
+    with mode(), pytest.raises(LipcertError, match=r"certify outside|cannot bound"):
+        run(torch.rand(3, 4))
+
+
+@pytest.mark.parametrize("way", ["classifier", "certify", "certify_local"])
+def test_inputs_with_operators_of_their_own_are_refused(way):
+    run = certified_ways()[way]
+    with pytest.raises(LipcertError, match="as_subclass"):
+        run(torch.rand(3, 4).as_subclass(Thrice))
+    run(nn.Parameter(torch.rand(3, 4)))
+    with torch.device("cpu"):  # where tensors are made is no matter
+        run(torch.rand(3, 4))
 
 
 REACHES = {

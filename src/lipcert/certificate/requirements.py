@@ -7,7 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from lipcert.errors import (
     BoundError,
@@ -103,6 +106,13 @@ def check_dense(x: Any) -> None:
         raise ShapeError(
             "inputs are sparse or on the meta device; use dense tensors with values"
         )
+    # Operators on a subclass run its code. Tensors that are traced are subclasses, too.
+    plain = type(x) in (Tensor, nn.Parameter) or torch.compiler.is_exporting()
+    if not plain:
+        raise ShapeError(
+            f"inputs are a {type(x).__name__}, whose operators may compute something "
+            "else; use x.as_subclass(torch.Tensor)"
+        )
     if x.dim() == 0:
         raise ShapeError(
             "inputs are a single number, expected a batch: its first axis is "
@@ -154,6 +164,9 @@ def check_arithmetic(dtype: torch.dtype, device: torch.device) -> None:
             "autocast computes with fewer bits than the error analysis assumes; "
             "certify outside of it"
         )
+    # While exporting, torch has modes of its own, which are gone in what it makes.
+    if not torch.compiler.is_exporting():
+        _check_modes()
     # Winograd's algorithm adds and subtracts inputs before it multiplies: γ|A||x| does
     # not bound its errors.
     if device.type == "cpu" and dtype == torch.float32 and not _is_plain_convolution():
@@ -171,6 +184,17 @@ def check_arithmetic(dtype: torch.dtype, device: torch.device) -> None:
             "'ieee'; on a GPU, also "
             "torch.backends.cudnn.allow_tf32 = False"
         )
+
+
+def _check_modes() -> None:
+    """Refuse code of others that runs in place of torch's operators; where tensors are made is no matter."""
+    functions = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    for mode in [*functions, *_get_current_dispatch_mode_stack()]:
+        if not isinstance(mode, DeviceContext):
+            raise OptionError(
+                f"within {type(mode).__name__}, operators may compute something else "
+                "than the program; certify outside of it"
+            )
 
 
 def _is_plain_convolution() -> bool:
