@@ -1,7 +1,7 @@
 """Layers whose Lipschitz constants are known by construction, as modules with their rules."""
 
 from lipcert.layers.rho import RhoLipschitzConv2d, RhoLipschitzLinear
-from lipcert.layers.simple import Abs, GroupSort, MaxMin, Normalize
+from lipcert.layers.simple import Abs, GroupSort, MaxMin, Normalize, Shift
 
 __all__ = [
     "Abs",
@@ -10,4 +10,5 @@ __all__ = [
     "Normalize",
     "RhoLipschitzConv2d",
     "RhoLipschitzLinear",
+    "Shift",
 ]

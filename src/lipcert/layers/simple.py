@@ -1,9 +1,10 @@
-"""Sorting and normalisation, as modules."""
+"""Sorting, |·|, shifts and normalisation, as modules."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lipcert.errors import OptionError
 
@@ -42,6 +43,35 @@ class Abs(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x.abs()
+
+
+class Shift(nn.Module):
+    """Every other channel moves by a pixel, in turn down, up, right and left, and zeros come in; the others stay.
+
+    Before a 1×1 convolution it lets every pixel see its neighbours. Its norm is at most 1,
+    so both together are as orthogonal as the matrix of the convolution is.
+    """
+
+    kernel: Tensor
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        kernel = torch.zeros(channels, 1, 3, 3)
+        # Where each channel looks, as a row and a column of a 3×3 window: channel 1 at
+        # the pixel above, 3 at the one below, 5 and 7 to the sides, 9 above again.
+        kernel[0::2, 0, 1, 1] = 1.0
+        kernel[1::8, 0, 0, 1] = 1.0
+        kernel[3::8, 0, 2, 1] = 1.0
+        kernel[5::8, 0, 1, 0] = 1.0
+        kernel[7::8, 0, 1, 2] = 1.0
+        # It follows from the number of channels, so files need not have it.
+        self.register_buffer("kernel", kernel, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.kernel, padding=1, groups=len(self.kernel))
+
+    def extra_repr(self) -> str:
+        return f"channels={len(self.kernel)}"
 
 
 class Normalize(nn.Module):

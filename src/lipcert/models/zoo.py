@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lipcert.errors import check_choice
-from lipcert.layers import Abs, MaxMin, RhoLipschitzLinear
+from lipcert.layers import Abs, MaxMin, RhoLipschitzLinear, Shift
 from lipcert.network.program import Shape
 
 Conv = tuple[int, int, int, int]
@@ -153,6 +153,27 @@ def patch_network(
     )
 
 
+def shift_network(
+    widths: list[int], depths: list[int], input_shape: Shape, classes: int
+) -> nn.Sequential:
+    """Not the paper's: stages of 1×1 convolutions of shifted channels with |·|, each begun by 2×2 patches.
+
+    Every layer is a matrix on separate pixels or patches: if the matrices are
+    orthogonal, the network is 1-Lipschitz up to its last layer.
+    """
+    layers: list[nn.Module] = []
+    channels = input_shape[0]
+    for width, depth in zip(widths, depths, strict=True):
+        layers += [nn.Conv2d(channels, width, 2, 2), Abs()]
+        for _ in range(depth):
+            layers += [Shift(width), nn.Conv2d(width, width, 1), Abs()]
+        channels = width
+    shrunk = 2 ** len(widths)
+    size = channels * (input_shape[1] // shrunk) * (input_shape[2] // shrunk)
+    dense = [nn.Linear(size, channels), Abs(), nn.Linear(channels, classes)]
+    return nn.Sequential(*layers, nn.Flatten(), *dense)
+
+
 class BasicBlock(nn.Module):
     """Two 3×3 convolutions with batch normalisation and a skip connection."""
 
@@ -235,6 +256,12 @@ _ARCHITECTURES = (
         "maxmin-512-512", _MNIST, 10, partial(mlp, [512, 512], activation=MaxMin)
     ),
     Architecture("patches-48", _CIFAR, 10, partial(patch_network, 48, 2)),
+    Architecture(
+        "shifts-512",
+        _CIFAR,
+        10,
+        partial(shift_network, [64, 256, 512, 512], [3, 4, 2, 0]),
+    ),  # fmt: skip
     Architecture("rho-mlp", _DIGITS, 10, partial(rho_mlp, 64, 2, "sll")),
     Architecture("rho-mlp-256", _MNIST, 10, partial(rho_mlp, 256, 4, "sll")),
     Architecture(

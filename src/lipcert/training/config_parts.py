@@ -76,6 +76,8 @@ class OptimizerConfig(Part):
 
     muon_lr: the learning rate of Muon, as a multiple of Adam's.
     momentum, weight_decay: of Muon.
+    orthogonal: whether what Muon moves is kept orthogonal, by a step towards the nearest
+    orthogonal matrix after each of its own. Begin with init = "orthogonal".
     """
 
     type: Literal["adam", "muon", "muon-kernels"] = "adam"
@@ -85,6 +87,7 @@ class OptimizerConfig(Part):
     muon_lr: Positive = 20.0
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
     weight_decay: NonNegativeFloat = 0.01
+    orthogonal: bool = False
 
 
 class ScheduleConfig(Part):

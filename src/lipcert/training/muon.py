@@ -18,14 +18,16 @@ class KernelMuon(Optimizer):
     """Momentum (Nesterov's), made nearly orthogonal as a matrix (Jordan et al. 2024), is the step of a kernel.
 
     A step has the length lr·√max(1, rows/columns) in the spectral norm. Unlike
-    `torch.optim.Muon` it takes kernels of convolutions, and no product is in bfloat16,
-    which not every processor has.
+    `torch.optim.Muon` it takes kernels of convolutions, can keep them orthogonal, and
+    computes in bfloat16, which not every processor has, only if it is told to.
 
     Args:
         params: kernels, or groups of them.
         lr: the learning rate.
         momentum: the share of the old momentum.
         weight_decay: the weights shrink by lr·weight_decay in every step.
+        orthogonal: whether kernels that are orthogonal stay so.
+        coarse: whether directions are computed in bfloat16; weights never are.
     """
 
     def __init__(
@@ -34,10 +36,14 @@ class KernelMuon(Optimizer):
         lr: float = 0.02,
         momentum: float = 0.95,
         weight_decay: float = 0.0,
+        *,
+        orthogonal: bool = False,
+        coarse: bool = False,
     ) -> None:
         super().__init__(
             params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
         )
+        self._orthogonal, self._coarse = orthogonal, coarse
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -59,7 +65,8 @@ class KernelMuon(Optimizer):
         average.mul_(momentum).add_(kernel.grad)
         # Nesterov: the gradient as if the momentum had moved on once more.
         ahead = kernel.grad + momentum * average
-        direction = orthogonalised(ahead.reshape(len(kernel), -1))
+        matrix = ahead.reshape(len(kernel), -1)
+        direction = orthogonalised(matrix, self._coarse)
         rows, columns = direction.shape
         # Decoupled from the gradient, as in AdamW.
         kernel.mul_(1 - group["lr"] * group["weight_decay"])
@@ -67,21 +74,39 @@ class KernelMuon(Optimizer):
             direction.reshape(kernel.shape),
             alpha=group["lr"] * sqrt(max(1.0, rows / columns)),
         )
+        if self._orthogonal:
+            nearer = nearer_to_orthogonal(kernel.reshape(rows, columns))
+            kernel.copy_(nearer.reshape(kernel.shape))
 
 
-def orthogonalised(matrix: Tensor) -> Tensor:
+def nearer_to_orthogonal(matrix: Tensor) -> Tensor:
+    """A matrix whose singular values are 1 up to δ becomes one whose are up to 3/2·δ², by Newton and Schulz."""
+    gram = _wide(matrix) @ _wide(matrix).T
+    # Each singular value σ becomes (3σ − σ³)/2.
+    wide = 1.5 * _wide(matrix) - 0.5 * gram @ _wide(matrix)
+    return wide if wide.shape == matrix.shape else wide.T
+
+
+def _wide(matrix: Tensor) -> Tensor:
+    """The matrix, or its transpose if that has fewer rows: x xᵀ is the smaller one of both Gram matrices."""
+    return matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
+
+
+def orthogonalised(matrix: Tensor, coarse: bool = False) -> Tensor:
     """A matrix with the same singular vectors and singular values between about 0.7 and 1.2, by Newton and Schulz."""
-    # x xᵀ is the smaller one of both Gram matrices.
-    wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
+    wide = _wide(matrix)
     # The iteration needs singular values of at most 1, which the Frobenius norm makes
     # sure of.
     x: Tensor = wide / (torch.linalg.matrix_norm(wide) + 1e-30)
+    if coarse:
+        x = x.bfloat16()
     a, b, c = _NEWTON_SCHULZ
     for _ in range(_ITERATIONS):
         gram = x @ x.T
         # Each singular value σ becomes aσ + bσ³ + cσ⁵, which pushes it towards 1; the
         # vectors stay.
         x = a * x + (b * gram + c * gram @ gram) @ x
+    x = x.to(matrix.dtype)
     return x if matrix.shape[0] <= matrix.shape[1] else x.T
 
 

@@ -40,7 +40,12 @@ def build_optimizers(
         betas = (options.beta1, options.beta2)
         optimizers.append(torch.optim.Adam(groups, betas=betas, eps=options.eps))
     if matrices:
-        group = {"params": matrices, "pace": options.muon_lr}
-        decay, momentum = options.weight_decay, options.momentum
-        optimizers.append(KernelMuon([group], weight_decay=decay, momentum=momentum))
+        muon = KernelMuon(
+            [{"params": matrices, "pace": options.muon_lr}],
+            weight_decay=options.weight_decay,
+            momentum=options.momentum,
+            orthogonal=options.orthogonal,
+            coarse=config.precision == "bf16-mixed",
+        )
+        optimizers.append(muon)
     return optimizers
