@@ -261,7 +261,7 @@ _ARCHITECTURES = (
         _CIFAR,
         10,
         partial(shift_network, [64, 256, 512, 512], [3, 4, 2, 0]),
-    ),  # fmt: skip
+    ),
     Architecture("rho-mlp", _DIGITS, 10, partial(rho_mlp, 64, 2, "sll")),
     Architecture("rho-mlp-256", _MNIST, 10, partial(rho_mlp, 256, 4, "sll")),
     Architecture(
