@@ -6,7 +6,7 @@ from torch import nn
 
 import lipcert
 from lipcert.errors import OptionError, ShapeError
-from lipcert.layers import GroupSort, MaxMin, Normalize
+from lipcert.layers import GroupSort, MaxMin, Normalize, Shift
 from lipcert.network import slopes
 
 
@@ -76,3 +76,16 @@ def test_bad_options_are_refused(mean, std):
         Normalize(mean, std)
     with pytest.raises(OptionError, match="size is 0"):
         GroupSort(0)
+
+
+def test_shift_moves_every_other_channel_by_a_pixel():
+    x = torch.rand(2, 8, 4, 5)
+    y = Shift(8)(x)
+    assert torch.equal(y[:, 0::2], x[:, 0::2])
+    assert torch.equal(y[:, 1, 1:], x[:, 1, :-1])
+    assert torch.equal(y[:, 3, :-1], x[:, 3, 1:])
+    assert torch.equal(y[:, 5, :, 1:], x[:, 5, :, :-1])
+    assert torch.equal(y[:, 7, :, :-1], x[:, 7, :, 1:])
+    for border in (y[:, 1, 0], y[:, 3, -1], y[:, 5, :, 0], y[:, 7, :, -1]):
+        assert (border == 0).all()
+    assert not Shift(8).state_dict()

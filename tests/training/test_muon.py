@@ -5,7 +5,13 @@ import torch
 from torch import nn
 
 from helpers import randn
-from lipcert.training.muon import KernelMuon, kernels, orthogonalised
+from lipcert.resources import bfloat16_works
+from lipcert.training.muon import (
+    KernelMuon,
+    kernels,
+    nearer_to_orthogonal,
+    orthogonalised,
+)
 
 
 @pytest.mark.parametrize("shape", [(6, 20), (20, 6), (8, 8)])
@@ -44,3 +50,29 @@ def test_kernels_are_the_weights_of_dense_layers_and_convolutions():
         nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3)
     )
     assert [tuple(kernel.shape) for kernel in kernels(model)] == [(2, 1, 3, 3), (3, 8)]
+
+
+@pytest.mark.parametrize("shape", [(6, 10), (10, 6), (8, 8)])
+def test_a_step_towards_orthogonal_squares_the_distance(shape):
+    matrix = nn.init.orthogonal_(torch.empty(*shape, dtype=torch.float64))
+    u, _, v = torch.linalg.svd(matrix, full_matrices=False)
+    far = u @ torch.diag(torch.linspace(0.9, 1.1, 6 if 6 in shape else 8).double()) @ v
+    values = torch.linalg.svdvals(nearer_to_orthogonal(far))
+    assert (values - 1).abs().max() <= 1.6 * 0.1**2
+
+
+@pytest.mark.parametrize("coarse", [False, True])
+def test_kernels_stay_orthogonal(coarse):
+    if coarse and not bfloat16_works():
+        pytest.skip("this processor cannot multiply bfloat16 numbers")
+    torch.manual_seed(0)
+    kernel = nn.Parameter(nn.init.orthogonal_(torch.empty(6, 3, 2, 2)))
+    before = kernel.detach().clone()
+    optimizer = KernelMuon([kernel], lr=0.05, orthogonal=True, coarse=coarse)
+    for _ in range(30):
+        kernel.grad = torch.randn_like(kernel)
+        optimizer.step()
+    values = torch.linalg.svdvals(kernel.detach().reshape(6, -1))
+    assert (values - 1).abs().max() <= 0.01
+    assert (kernel - before).norm() > 0.1
+    assert kernel.dtype == torch.float32

@@ -111,17 +111,24 @@ def with_products(norms: Tensor, passing: Mapping[int, float]) -> Tensor:
 
 
 def weigh(
-    guide: Guide, pairs: Sequence[Pair], last: int, tolerance: float, memory: int
+    guide: Guide,
+    pairs: Sequence[Pair],
+    known: Mapping[Pair, float],
+    last: int,
+    tolerance: float,
+    memory: int,
 ) -> tuple[dict[Pair, float], float]:
     """w_ji of the pairs that have to be bounded, and the total weight of what is left to products, at most `tolerance`.
 
     Norms are estimated from the near pairs on, until products of those are enough for
-    all others.
+    all others. `known` are the norms of further pairs.
     """
     # N, (last + 1, last + 1), is zero where no path leads, and infinite where a norm is
     # yet to be estimated.
     output = _output_weights(guide.rough, last)
     norms = torch.zeros(last + 1, last + 1, dtype=torch.float64)
+    for pair, norm in known.items():
+        norms[pair] = norm
     for pair in pairs:
         # not known yet.
         norms[pair] = inf
@@ -130,7 +137,7 @@ def weigh(
         closed = with_products(norms, guide.passing)
         # What no product bounds has to be estimated, however far it spans.
         near = [(j, i) for j, i in left if j - i <= span or closed[j, i] == inf]
-        for (j, i), value in _estimates(guide.rough, near, memory).items():
+        for (j, i), value in estimated(guide.rough, near, memory).items():
             norms[j, i] = value
         left = sorted(set(left) - set(near))
         # Everything that is left has a product now, so that w is known, if roughly, for
@@ -195,7 +202,7 @@ def path_costs(network: Network, pairs: Sequence[Pair]) -> dict[Pair, float]:
 
 
 @torch.no_grad()
-def _estimates(
+def estimated(
     network: Network, pairs: Sequence[Pair], memory: int
 ) -> dict[Pair, float]:
     """Norms of some maps by a few power iterations, as many maps at a time as fit into the memory."""

@@ -92,11 +92,13 @@ def bound_norms(
     what = f"norms ({expected})" if expected else "norms"
     work = Work(what, plan.total / process_count(), progress)
     proofs = _prove(network, plan, options, work, kept)
+    # Of the exact maps: no row of theirs was computed.
+    proofs |= {pair: Proof(norm, 0) for pair, norm in plan.chained.items()}
     ritz = _iterate(network, plan, options, work, kept)
     work.part(0.0)(1.0)
     bounds, errors = _with_errors(network, proofs, ritz)
     lower = {pair: evidence.value for pair, evidence in ritz.items()}
-    lower |= {pair: bounds[pair] for pair in proofs}
+    lower |= {pair: bounds[pair] for pair in proofs} | plan.reached
     if guide is not None:
         left = [pair for pair in pairs if pair not in bounds]
         bounds |= _products(bounds, left, guide, last)

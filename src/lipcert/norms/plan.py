@@ -14,7 +14,8 @@ from lipcert.errors import TooLargeError
 from lipcert.network.normal_form import Network
 from lipcert.network.sweep import Pair
 from lipcert.norms import gram, lanczos
-from lipcert.norms.budget import Guide, inflations, path_costs, weigh
+from lipcert.norms.budget import Guide, estimated, inflations, path_costs, weigh
+from lipcert.norms.chained import chained_norms, tight
 from lipcert.norms.norm_options import NormOptions
 from lipcert.norms.randomised import Goal, starts
 from lipcert.resources import shown_bytes
@@ -37,10 +38,14 @@ _ROWS = 8
 class Plan:
     """Which norms are proved, and which are bounded by Lanczos, how precisely, each with this failure probability.
 
+    chained: proved bounds that are known already, as products of norms of operations.
+    reached: values that these norms reach.
     work: multiplications for each.
     memory: bytes that the largest of them takes.
     """
 
+    chained: dict[Pair, float]
+    reached: dict[Pair, float]
     proved: list[Pair]
     goals: dict[Pair, Goal]
     probability: float
@@ -61,7 +66,9 @@ def make_plan(
 ) -> Plan:
     """Proofs for all norms if all are small enough; otherwise what costs less, as precise as the constants need."""
     costs = path_costs(network, pairs)
-    proved, inflated = _divided(network, pairs, last, options, guide, costs)
+    chained, reached = _chained(network, pairs, options, guide)
+    left = [pair for pair in pairs if pair not in chained]
+    proved, inflated = _divided(network, left, chained, last, options, guide, costs)
     # By the union bound all hold together if each fails with this part of the
     # probability.
     probability = options.failure_probability / max(len(inflated), 1)
@@ -76,12 +83,27 @@ def make_plan(
         once = lanczos.cost(steps, costs[pair], lanczos.order(network, pair))
         work[pair] = starts(probability) * once
         memory = max(memory, lanczos.memory(network, pair, steps))
-    return Plan(proved, goals, probability, work, memory)
+    return Plan(chained, reached, proved, goals, probability, work, memory)
+
+
+def _chained(
+    network: Network, pairs: Sequence[Pair], options: NormOptions, guide: Guide | None
+) -> tuple[dict[Pair, float], dict[Pair, float]]:
+    """Norms that products bound tightly enough, of maps too large for a proof of their own; and what they reach."""
+    if guide is None:
+        return {}, {}
+    small = set(gram.provable(network, pairs, options.dense_limit, options.memory))
+    chained = chained_norms(network, [pair for pair in pairs if pair not in small])
+    reached = estimated(guide.rough, list(chained), options.memory)
+    # All together add no more than the inflation to a constant.
+    kept = tight(chained, reached, options.inflation / max(len(pairs), 1))
+    return kept, {pair: min(reached[pair], kept[pair]) for pair in kept}
 
 
 def _divided(
     network: Network,
     pairs: Sequence[Pair],
+    known: Mapping[Pair, float],
     last: int,
     options: NormOptions,
     guide: Guide | None,
@@ -96,7 +118,7 @@ def _divided(
         }
     everything = len(provable) == len(pairs)
     tolerance = _NEGLIGIBLE if everything else _LEFT_TO_PRODUCTS * options.inflation
-    weights, left = weigh(guide, pairs, last, tolerance, options.memory)
+    weights, left = weigh(guide, pairs, known, last, tolerance, options.memory)
     if everything:
         return list(weights), {}
     # If one norm is randomised, so is the bound, and there is nothing to lose by
