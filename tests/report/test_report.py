@@ -113,10 +113,11 @@ def test_one_run_is_written_into_its_folder(run):
 
 
 def test_several_runs_stand_side_by_side(finished, run, tmp_path, undrawn):
+    share = read_certificates(run / "certificates.csv").certified_accuracy(0.4)
     edit(
         run / "summary.json",
         name="other",
-        at=[{"epsilon": 0.4, "certified": 0.5, "attacked": None}],
+        at=[{"epsilon": 0.4, "certified": share, "attacked": None}],
     )
     runs = read_runs([run, finished])
     assert [r.name for r in runs] == ["other", "digits", "digits (standard)"]
@@ -274,6 +275,27 @@ def test_edited_certificates_are_refused(run, undrawn):
         DataError,
         match=r"certificates\.csv cannot be read .*was edited or is damaged: .* certify the mod",
     ):
+        write_report([run])
+
+
+@pytest.mark.parametrize(
+    "changed", [{"clean": 1.0}, {"at": [{"epsilon": 0.5, "certified": 0.99}]}]
+)
+def test_a_summary_of_other_certificates_is_refused(run, changed, undrawn):
+    edit(run / "summary.json", **changed)
+    with pytest.raises(DataError, match="the summary is not about the certificates"):
+        write_report([run])
+
+
+def test_certificates_without_their_origin_are_refused(run, undrawn):
+    (run / "certificates.origin.json").unlink()
+    with pytest.raises(DataError, match="the summary is not about the certificates"):
+        write_report([run])
+
+
+def test_a_guarantee_that_the_bound_does_not_have_is_refused(run, undrawn):
+    edit(run / "summary.json", guarantee="holds for ever")
+    with pytest.raises(DataError, match="'holds for ever', its bound 'determ"):
         write_report([run])
 
 

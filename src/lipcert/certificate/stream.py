@@ -124,7 +124,7 @@ def _append(path: Path, written: bytes) -> None:
 def read_certificates(path: str | Path, guarantee: str = "") -> Certificates:
     """The certificates in a CSV file; if there is a checksum beside it, those that it covers."""
     path = Path(path)
-    recorded = _read_origin(path)
+    recorded = read_origin(path)
     # Rows behind those that are covered may be half written.
     if "sha256" in recorded:
         content = _covered(path, recorded)
@@ -137,7 +137,7 @@ def check_continues(path: Path, fingerprint: str, origin: str) -> None:
     """Refuse a file of certificates that are not of these weights and this origin, or that were changed."""
     if not path.exists():
         return
-    recorded = _read_origin(path)
+    recorded = read_origin(path)
     reason = ""
     if not recorded:
         reason = f"exists, but not {_origin_path(path).name} that says what it holds"
@@ -157,7 +157,7 @@ def _begin(path: Path, fingerprint: str, origin: str) -> bytes:
     """What a file to be continued holds, up to where its checksum reaches; the rest is cut off. A new one is made."""
     check_continues(path, fingerprint, origin)
     if path.exists():
-        covered = _covered(path, _read_origin(path))
+        covered = _covered(path, read_origin(path))
         # Appending behind half a row would damage it and the next one.
         os.truncate(path, len(covered))
         return covered
@@ -198,7 +198,7 @@ def _write_origin(
         temporary.write_text(json.dumps(recorded) + "\n")
 
 
-def _read_origin(path: Path) -> dict[str, Any]:
+def read_origin(path: Path) -> dict[str, Any]:
     """What is written beside a file; empty if there is nothing."""
     if not _origin_path(path).exists():
         return {}

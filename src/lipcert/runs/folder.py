@@ -161,6 +161,12 @@ def read_run(folder: Path) -> RunFolder:
     attacks = read("attacks", ATTACKS, lambda path: read_attacked(path, certificates))
     if attacks is not None:
         attacked, distance = attacks
+    bound = read("bound", f"{BOUND}.json", lambda path: read_own_bound(path, identity))
+    if bound is not None and bound.guarantee != summary.guarantee:
+        raise DataError(
+            f"{folder}: the summary says {summary.guarantee!r}, its bound "
+            f"{bound.guarantee!r}; certify the model again"
+        )
     return RunFolder(
         folder,
         summary.name or folder.resolve().name,
@@ -169,7 +175,7 @@ def read_run(folder: Path) -> RunFolder:
         attacked,
         distance,
         read("constants", CONSTANTS, lambda path: read_constants(path, identity)),
-        read("bound", f"{BOUND}.json", lambda path: read_own_bound(path, identity)),
+        bound,
         read("metrics", METRICS, lambda _: read_metrics(folder)) or [],
         read("gallery", GALLERY, lambda path: read_gallery(path, shown)) or [],
         read("environment", ENVIRONMENT, read_object),

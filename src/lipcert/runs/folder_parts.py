@@ -16,13 +16,15 @@ from torch import Tensor
 from lipcert.bounds.bound import Bound
 from lipcert.certificate import Certificates
 from lipcert.certificate.certificates import take
-from lipcert.certificate.stream import read_certificates
+from lipcert.certificate.stream import read_certificates, read_origin
 from lipcert.errors import DataError, LipcertError
 from lipcert.layout import CERTIFICATES
 from lipcert.runs.evidence import read_attacks
 from lipcert.runs.summary import Example, Summary, read_object
 
 T = TypeVar("T")
+_SAME = 1e-9
+"""Shares of the same certificates differ by less, in any order of summation."""
 
 
 @dataclass(frozen=True)
@@ -55,17 +57,36 @@ class OptionalFiles:
 
 
 def read_all_certificates(folder: Path, summary: Summary) -> Certificates:
-    """The certificates of a folder, of which there has to be one at least."""
+    """The certificates of a folder, of which there has to be one at least, and which are those of its summary."""
     path = folder / CERTIFICATES
     try:
         certificates = read_certificates(path, summary.guarantee)
+        origin = read_origin(path)
     except (OSError, ValueError, LipcertError) as error:
         raise DataError(
             f"{path} cannot be read ({error}); certify the model again"
         ) from None
     if len(certificates) == 0:
         raise DataError(f"{path} holds no certificates; certify the model again")
+    # Without a fingerprint in either, nothing says whose they are.
+    known = origin.get("fingerprint") is not None
+    belongs = known and origin["fingerprint"] == summary.fingerprint
+    if not belongs or not _states(summary, certificates):
+        raise DataError(
+            f"{folder}: the summary is not about the certificates beside it, or one of "
+            "them was edited; certify the model again"
+        )
     return certificates
+
+
+def _states(summary: Summary, certificates: Certificates) -> bool:
+    """Whether the figures of the summary are those of the certificates."""
+    stated = [summary.clean]
+    found = [certificates.clean_accuracy]
+    for entry in summary.at:
+        stated.append(entry.certified)
+        found.append(certificates.certified_accuracy(entry.epsilon))
+    return bool(np.allclose(stated, found, rtol=0.0, atol=_SAME))
 
 
 def read_attacked(
