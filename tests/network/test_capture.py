@@ -327,3 +327,16 @@ def test_a_weight_that_is_kept_elsewhere_is_refused():
     model = Op(forward, layer=nn.Linear(6, 3)).eval()
     with pytest.raises(UnsupportedError, match="call the model once before"):
         lipcert.bound(model, (6,))
+
+
+def test_sparse_tensors_are_refused_by_name():
+    class Sparse(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mask", torch.eye(4).to_sparse())
+
+        def forward(self, x):
+            return x @ self.mask.to_dense()
+
+    with pytest.raises(UnsupportedError, match=r"mask is sparse; use dense tensors"):
+        lipcert.trace(Sparse().eval(), (4,))

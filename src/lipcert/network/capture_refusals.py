@@ -126,6 +126,10 @@ def check_graph(exported: torch.export.ExportedProgram, model: nn.Module) -> Non
                 "it without control flow"
             )
             raise unsupported(model, "torch.export", remedy)
+        value = node.meta.get("val")
+        if isinstance(value, Tensor) and value.layout != torch.strided:
+            remedy = f"{node.name} is sparse; use dense tensors (to_dense())"
+            raise unsupported(model, "torch.export", remedy)
     signature = exported.graph_signature
     inputs = [
         node.meta.get("val") for node in nodes if node.name in signature.user_inputs
