@@ -296,3 +296,11 @@ def test_weights_that_do_not_fit(checkpoint, tmp_path):
         ModelError, match=r"holds weights already; give either it or --weights"
     ):
         load_model(str(path), weights=other)
+
+
+def test_weights_beyond_the_range_of_a_type_are_not_written(tmp_path):
+    model, path = nn.Linear(2, 2), tmp_path / "m.safetensors"
+    nn.init.constant_(model.weight, 1e5)
+    with pytest.raises(ModelError, match="weight has entries beyond the range of"):
+        save_model(model, path, "mlp-64", (2,), 2, dtype=torch.float16)
+    assert not list(tmp_path.iterdir())

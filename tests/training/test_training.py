@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 from runs import metrics, tiny, weights
+from safetensors.torch import load_file
 from torch import nn
 
 import lipcert
@@ -67,6 +68,21 @@ def test_a_run_leaves_everything_to_repeat_and_judge_it(finished):
     assert fractions == sorted(fractions)
     assert fractions[-1] == 1
     assert {what for what, _ in seen} >= {"training", "certifying"}
+
+
+def test_weights_that_are_stored_in_half_are_certified_as_stored(tmp_path):
+    result = lipcert.train(tiny("stored=float16"), tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    assert {tensor.dtype for tensor in stored.values()} == {torch.float16}
+    model = load_model(str(tmp_path)).model
+    for name, weight in model.state_dict().items():
+        assert weight.dtype == torch.float32
+        assert torch.equal(weight, stored[name].float())
+    test = data.load("digits").test
+    certificates = lipcert.certify(model, test.pixels(), labels=test.labels)
+    assert certificates.clean_accuracy == result.summary.clean
+    for entry in result.summary.at:
+        assert certificates.certified_accuracy(entry.epsilon) == entry.certified
 
 
 def test_the_stored_model_is_the_certified_one(tmp_path):

@@ -32,8 +32,9 @@ def save_model(
     classes: int,
     *,
     input_range: tuple[float, float] = (0.0, 1.0),
+    dtype: torch.dtype | None = None,
 ) -> None:
-    """Write the weights of a network with what is needed to build it again."""
+    """Write the weights of a network with what is needed to build it again; if a type is given, rounded to it."""
     metadata = {
         "lipcert.model": architecture,
         "input_shape": ",".join(map(str, input_shape)),
@@ -41,10 +42,17 @@ def save_model(
         "input_range": ",".join(map(repr, input_range)),
     }
     # Clones: safetensors refuses tensors that share memory, as tied weights do.
-    tensors = {
-        name: tensor.detach().clone().contiguous()
-        for name, tensor in model.state_dict().items()
-    }
+    tensors = {}
+    for name, tensor in model.state_dict().items():
+        copy = tensor.detach().clone().contiguous()
+        if dtype is not None and copy.is_floating_point():
+            copy = copy.to(dtype)
+            if not bool(copy.isfinite().all()):
+                raise ModelError(
+                    f"{name} has entries beyond the range of {dtype}; store the "
+                    "weights as they are"
+                )
+        tensors[name] = copy
     with replace_file(Path(path)) as temporary:
         save_file(tensors, temporary, metadata=metadata)
 

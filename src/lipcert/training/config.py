@@ -72,6 +72,8 @@ class TrainConfig(Part):
     test split.
     execution: the arithmetic in which the trained model is certified and attacked; in
     float64 rounding costs nothing, in float32-split, with long sums in parts, little.
+    stored: the type in which the trained weights are written; what is certified is what is
+    written, so rounded weights cost a little, and half of the size.
     note: what a reader of the results has to know.
     """
 
@@ -101,6 +103,7 @@ class TrainConfig(Part):
     compare_standard: bool = False
     attack_inputs: NonNegativeInt = 1000
     execution: Literal["float32", "float32-split", "float64"] = "float32"
+    stored: Literal["float32", "float16"] = "float32"
     tensorboard: bool = False
     loss: LossConfig = SignedRadiusLoss(type="signed-radius", t=5.0, r0=0.5)
     estimator: EstimatorConfig = EstimatorConfig()

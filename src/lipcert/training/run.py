@@ -186,7 +186,12 @@ def _finish(
     """Write the weights, read them back, certify and attack what was read; the summary comes last."""
     path, dataset = folder / MODEL, work.dataset
     name, shape, pixels = config.model, dataset.input_shape, config.input_range
-    save_model(training.model, path, name, shape, dataset.classes, input_range=pixels)
+    classes = dataset.classes
+    # Models of users may have another type than float32, which stays.
+    dtype = torch.float16 if config.stored == "float16" else None
+    save_model(
+        training.model, path, name, shape, classes, input_range=pixels, dtype=dtype
+    )
     training.model.eval()
     # What is certified is what a reader of the folder gets, not what is in the memory.
     loaded = load_trained(path, given=deepcopy(work.given.model), imports=True)
@@ -223,7 +228,7 @@ def _load(
 def weights_digest(config: TrainConfig) -> str:
     """Of everything that determines the weights."""
     # A run may be resumed with another of these: the weights at its end are the same.
-    left_out = {"name", "note", "attack_inputs", "execution"}
+    left_out = {"name", "note", "attack_inputs", "execution", "stored"}
     left_out |= {"checkpoint_seconds", "tensorboard"}
     # Without defaults, so that new fields change nothing.
     relevant = config.model_dump_json(exclude=left_out, exclude_defaults=True)
