@@ -28,6 +28,7 @@ SITES = {
     "maxmin-1024": 1,
     "maxmin-512-512": 2,
     "patches-48": 8,
+    "shifts-512": 14,
     "rho-mlp": 2,
     "rho-mlp-256": 4,
     "resnet-small": 7,
