@@ -16,8 +16,13 @@ from lipcert.norms.product_errors import magnitude_norm
 from lipcert.rounding import UNDERFLOW, round_up
 
 
-def chained_norms(network: Network, pairs: Sequence[Pair]) -> dict[Pair, float]:
-    """Proved bounds on ‖B_ji‖ ≤ Π‖A‖ of those maps that are one operation A after the other."""
+def chained_norms(
+    network: Network, pairs: Sequence[Pair], limit: int
+) -> dict[Pair, float]:
+    """Proved bounds on ‖B_ji‖ ≤ Π‖A‖ of those maps that are one operation A after the other.
+
+    limit: on the smaller side of the matrices of operations.
+    """
     like = torch.zeros((), dtype=network.dtype, device=network.device)
     # Pairs share operations.
     known: dict[int, float] = {}
@@ -29,7 +34,7 @@ def chained_norms(network: Network, pairs: Sequence[Pair]) -> dict[Pair, float]:
         product = 1.0
         for op in operations:
             if id(op) not in known:
-                known[id(op)] = _operation_norm(op, like)
+                known[id(op)] = _operation_norm(op, like, limit)
             product = round_up(product * known[id(op)]) + UNDERFLOW
         if product < inf:
             bounds[pair] = product
@@ -62,10 +67,10 @@ def _chain(network: Network, pair: Pair) -> list[LinearOp] | None:
     return operations
 
 
-def _operation_norm(op: LinearOp, like: Tensor) -> float:
+def _operation_norm(op: LinearOp, like: Tensor, limit: int) -> float:
     """A proved bound on ‖A‖ that is the norm itself, but for rounding; infinite if there is none."""
     if op.covered and not op.weighted:
         return magnitude_norm(op, like)
-    exact = exact_operation_norm(op)
+    exact = exact_operation_norm(op, limit)
     # ‖|A|‖ is the norm of kernels without negative entries, such as those of shifts.
     return exact if exact < inf else magnitude_norm(op, like)

@@ -26,17 +26,20 @@ def operation_norm(op: LinearOp) -> float:
     return best
 
 
-def exact_operation_norm(op: LinearOp) -> float:
-    """The same where the bound is the norm, but for rounding: the factor is 1; infinite elsewhere."""
+def exact_operation_norm(op: LinearOp, limit: int) -> float:
+    """The same where the bound is the norm, but for rounding: the factor is 1; infinite elsewhere.
+
+    limit: on the smaller side of matrices.
+    """
     best = inf
     for factor, matrices in op.norm_proofs():
         if factor == 1.0:
-            best = min(best, max(_matrix_norm(matrix) for matrix in matrices))
+            best = min(best, max(_matrix_norm(matrix, limit) for matrix in matrices))
     return best
 
 
-def _matrix_norm(weight: Tensor) -> float:
+def _matrix_norm(weight: Tensor, limit: int = _LARGEST_SIDE) -> float:
     """A proved bound on the norm of a matrix; infinite if that would take too long."""
-    if min(weight.shape) > _LARGEST_SIDE:
+    if min(weight.shape) > limit:
         return inf
     return bound_matrix_norm(weight.detach().double().cpu().numpy()) + UNDERFLOW

@@ -93,7 +93,8 @@ def _chained(
     if guide is None:
         return {}, {}
     small = set(gram.provable(network, pairs, options.dense_limit, options.memory))
-    chained = chained_norms(network, [pair for pair in pairs if pair not in small])
+    large = [pair for pair in pairs if pair not in small]
+    chained = chained_norms(network, large, options.dense_limit)
     reached = estimated(guide.rough, list(chained), options.memory)
     # All together add no more than the inflation to a constant.
     kept = tight(chained, reached, options.inflation / max(len(pairs), 1))
