@@ -8,12 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.modules import module as module_hooks
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lipcert
-from lipcert.errors import BoundError, LipcertError, TrainingModeError
+from lipcert.errors import BoundError, LipcertError, ModelError, TrainingModeError
 from models import Op
 
 
@@ -391,6 +392,34 @@ def test_inputs_with_operators_of_their_own_are_refused(way):
     run(nn.Parameter(torch.rand(3, 4)))
     with torch.device("cpu"):  # where tensors are made is no matter
         run(torch.rand(3, 4))
+
+
+def thrice(module, inputs):
+    return (3 * inputs[0],)
+
+
+HOOKS = {
+    "before": lambda c: c.register_forward_pre_hook(thrice),
+    "behind": lambda c: c.register_forward_hook(lambda m, x, y: (-y[0], y[1])),
+    "before all": lambda c: module_hooks.register_module_forward_pre_hook(thrice),
+    "behind all": lambda c: module_hooks.register_module_forward_hook(
+        lambda m, x, y: None
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_hooks_on_a_classifier_are_refused(name):
+    model, x = linear_net(), torch.rand(3, 4)
+    classifier = lipcert.CertifiedClassifier(model, lipcert.bound(model, (4,)))
+    expected = classifier(x)[1]
+    handle = HOOKS[name](classifier)
+    try:
+        with pytest.raises(ModelError, match="hooks"):
+            classifier(x)
+    finally:
+        handle.remove()
+    assert torch.equal(classifier(x)[1], expected)
 
 
 REACHES = {

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import drawn
 import lipcert
-from helpers import examples
+from helpers import examples, randn
 from lipcert.attacks import minimum_norm, pgd
 from lipcert.errors import NonFiniteError, OptionError, ShapeError, UnsupportedError
 from lipcert.local.centres import executed_values
@@ -408,3 +408,19 @@ def test_a_linear_network_has_nothing_to_search(norm):
     effort = lipcert.Effort(last_steps=5, inner_steps=2)
     found = lipcert.certify_local(model, x, 5.0, norm=norm, effort=effort)
     assert bool((found.radius < 5.0).all())
+
+
+def test_inference_mode_changes_nothing():
+    model = dense_chain(4, 8, 3)
+    x = randn(5, 4)
+    expected = lipcert.certify_local(model, x, 0.01).radius
+    with torch.inference_mode():
+        found = lipcert.certify_local(model, x + 0, 0.01).radius
+        searched = lipcert.certify_local(model, x + 0).radius
+    assert torch.equal(found, expected)
+    assert (searched > 0).any()
+
+
+def test_a_list_of_numbers_is_refused():
+    with pytest.raises(ShapeError, match="inputs are float, expected a tensor"):
+        lipcert.certify_local(dense_chain(2, 3), [[1.0, 2.0]])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
 
 from lipcert.bounds.bound import Bound
 from lipcert.certificate.certify import Certifier
@@ -18,7 +19,7 @@ from lipcert.certificate.requirements import (
     check_input,
     check_operators,
 )
-from lipcert.errors import NonFiniteError
+from lipcert.errors import ModelError, NonFiniteError
 from lipcert.network.normal_form import Network
 
 # A tensor, because exporters write the numbers of Python in float32.
@@ -118,6 +119,7 @@ class CertifiedClassifier(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Logits as the program computes them, and certified radii in float64."""
+        self._check_hooks()
         check_input(x, self._bound.facts.input_shape, self._dtype)
         # A graph has no place for checks of the machine's state: what can be checked is
         # checked while exporting.
@@ -127,6 +129,18 @@ class CertifiedClassifier(nn.Module):
             return self._certified(x)
         result: tuple[Tensor, Tensor] = self._checked(x)
         return result
+
+    def _check_hooks(self) -> None:
+        """Refuse code around this module, which could change what goes in or comes out."""
+        own = len(self._forward_pre_hooks) + len(self._forward_hooks)
+        of_all = len(torch_module._global_forward_pre_hooks)
+        of_all += len(torch_module._global_forward_hooks)
+        if own + of_all > 0:
+            raise ModelError(
+                "a CertifiedClassifier has hooks, or torch has hooks for all modules: "
+                "they could change its inputs, and radii would be about others; remove "
+                "them"
+            )
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _checked(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -86,7 +86,7 @@ def certify(
     quiet: Quiet = False,
 ) -> None:
     """Clean, attacked and certified accuracy; radii of every test input as CSV. Continues where it stopped."""
-    from lipcert.local.certify_local import checked_norm
+    from lipcert.local.ball_options import checked_norm
     from lipcert.runs import Task
 
     execution = _execution(float64, split, local, norm)

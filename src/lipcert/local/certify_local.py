@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from math import inf, isfinite, prod
-from typing import Any
+from math import inf, prod
 
 import torch
 from torch import Tensor, nn
@@ -26,11 +25,14 @@ from lipcert.certificate.inputs import (
 from lipcert.certificate.requirements import (
     check_arithmetic,
     check_covered,
+    check_dense,
     check_finite_inputs,
     check_input,
     check_labels,
+    check_operators,
 )
 from lipcert.errors import OptionError
+from lipcert.local.ball_options import checked_epsilon, checked_norm
 from lipcert.local.centres import executed_values
 from lipcert.local.prepared import Prepared
 from lipcert.local.proving import Point, promised_radius, proved_radius
@@ -40,6 +42,7 @@ from lipcert.local.sharpening import Effort
 from lipcert.network.build import normal_form, trace
 from lipcert.network.capture import CAPTURE_LOCK
 from lipcert.network.normal_form import Network
+from lipcert.network.probes import probes
 from lipcert.progress import Progress, no_progress
 from lipcert.rounding import denormals_kept
 
@@ -74,6 +77,8 @@ class LocalCertifier:
             self.classes = traced.classes
             # Copies: what is proved is about the weights as they are now.
             program = traced.program.frozen()
+            # What operators that are not torch's own compute now.
+            self.probes = probes(program)
             self.network = normal_form(program, check=False, local=True)
             self.prepared = Prepared(
                 self.network, normal_form(program, exact=True, local=True)
@@ -92,6 +97,7 @@ class LocalCertifier:
         return self.certify_at(x, None if epsilon is None else [epsilon], first, label)
 
     @denormals_kept()
+    @torch.inference_mode(False)
     def certify_at(
         self,
         x: Tensor,
@@ -112,11 +118,15 @@ class LocalCertifier:
             )
         check_finite_inputs(x, first)
         x = x.to(self.network.device)
+        # Lines are improved by gradients, which tensors of inference mode cannot have.
+        if x.is_inference():
+            x = x.clone()
         start = self._global_radius(x, first)
         values, computed = executed_values(self.network, x)
         logits = computed.double()
         point = Point(values, logits, logits.argmax(1))
         radius = self._radius(point, start, epsilons)
+        check_operators(self.network.program, self.probes)
         margin = point.margins().amin(1)
         known = (point.prediction.cpu(), margin.cpu(), radius.cpu())
         return Certificates(*known, self.guarantee, label, norm=self.norm)
@@ -158,31 +168,6 @@ class LocalCertifier:
         return radius
 
 
-def checked_norm(norm: float | str) -> float:
-    """2 or ∞, also as text."""
-    if norm in (inf, "inf"):
-        return inf
-    if norm in (2, "2"):
-        return 2.0
-    raise OptionError(f"norm is {norm!r}, expected 2 or inf")
-
-
-def _checked_epsilon(epsilon: Any) -> float | None:
-    """A positive number, of any numeric type or a tensor of one entry, as a float."""
-    if epsilon is None:
-        return None
-    problem = f"epsilon is {epsilon!r}, expected a positive number"
-    if isinstance(epsilon, bool | str | bytes):
-        raise OptionError(problem)
-    try:
-        value = float(epsilon)
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise OptionError(f"{problem}, one for all inputs") from None
-    if not (isfinite(value) and value > 0):
-        raise OptionError(problem)
-    return value
-
-
 def certify_local(
     model: nn.Module,
     x: Inputs,
@@ -217,7 +202,7 @@ def certify_local(
         torch.Size([2])
     """
     check_batch_size(batch_size)
-    epsilon = _checked_epsilon(epsilon)
+    epsilon = checked_epsilon(epsilon)
     x, true = from_numpy(x, model), from_numpy(labels)
     total = len(x) if isinstance(x, Tensor) and x.dim() > 0 else None
     make = partial(LocalCertifier, model, norm=norm, bound=bound, effort=effort)
@@ -238,6 +223,7 @@ def _certify_batches(
     done = 0
     for inputs, label in batches:
         if certifier is None:
+            check_dense(inputs)
             certifier = make(tuple(inputs.shape[1:]))
         certificates.append(certifier.certify(inputs, epsilon, done, label))
         done += len(inputs)
