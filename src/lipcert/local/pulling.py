@@ -9,6 +9,7 @@ themselves; times the deviations of the sources, that is part of η_w too (see
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -19,6 +20,7 @@ from lipcert.local.funnels import dual_norms, flat
 from lipcert.local.prepared import Prepared
 from lipcert.local.relaxations import Relaxation, dot
 from lipcert.network.linear import Dense
+from lipcert.network.normal_form import Edge
 from lipcert.rounding import gamma
 
 Rows = dict[int, Tensor]
@@ -121,15 +123,18 @@ def pull_back(
                 _add(values, network.sites[site].source, pulled)
         else:
             part = walls.charge(v, y)
-            for edge in network.nodes[v].edges:
-                pulled = edge.op.adjoint(y.flatten(0, 1))
-                _add(
-                    values, edge.source, pulled.reshape(*y.shape[:2], *edge.op.in_shape)
-                )
+            _pull_through(network.nodes[v].edges, y, values)
         total, size, count = total + part, size + part.abs(), count + 1
     # The constant is a sum of `count` parts, off by at most γ times the sum of their
     # sizes.
     return Pulled(total - gamma(count) * size - VANISHED, steepness)
+
+
+def _pull_through(edges: Sequence[Edge], y: Tensor, values: dict[int, Tensor]) -> None:
+    """Send the rows of a linear node, (B, R, …), to its sources."""
+    for edge in edges:
+        pulled = edge.op.adjoint(y.flatten(0, 1))
+        _add(values, edge.source, pulled.reshape(*y.shape[:2], *edge.op.in_shape))
 
 
 def signed_unit_rows(

@@ -118,18 +118,7 @@ def check_graph(exported: torch.export.ExportedProgram, model: nn.Module) -> Non
     """Refuse operators that contain programs, other inputs, and what holds for some numbers of rows only."""
     nodes = exported.graph_module.graph.nodes
     for node in nodes:
-        if node.op == "get_attr" or isinstance(
-            node.target, torch._ops.HigherOrderOperator
-        ):
-            remedy = (
-                f"it uses {node.target}, whose inside is not looked into; write "
-                "it without control flow"
-            )
-            raise unsupported(model, "torch.export", remedy)
-        value = node.meta.get("val")
-        if isinstance(value, Tensor) and value.layout != torch.strided:
-            remedy = f"{node.name} is sparse; use dense tensors (to_dense())"
-            raise unsupported(model, "torch.export", remedy)
+        _check_node(node, model)
     signature = exported.graph_signature
     inputs = [
         node.meta.get("val") for node in nodes if node.name in signature.user_inputs
@@ -155,6 +144,19 @@ def check_graph(exported: torch.export.ExportedProgram, model: nn.Module) -> Non
                 f"{rows}: {guard.expr}"
             )
             raise unsupported(model, "torch.export", remedy)
+
+
+def _check_node(node: fx.Node, model: nn.Module) -> None:
+    if node.op == "get_attr" or isinstance(node.target, torch._ops.HigherOrderOperator):
+        remedy = (
+            f"it uses {node.target}, whose inside is not looked into; write "
+            "it without control flow"
+        )
+        raise unsupported(model, "torch.export", remedy)
+    value = node.meta.get("val")
+    if isinstance(value, Tensor) and value.layout != torch.strided:
+        remedy = f"{node.name} is sparse; use dense tensors (to_dense())"
+        raise unsupported(model, "torch.export", remedy)
 
 
 def check_output(exported: torch.export.ExportedProgram, model: nn.Module) -> fx.Node:

@@ -93,6 +93,18 @@ def shares(norms: Tensor, output: Tensor) -> Tensor:
     return weights
 
 
+def norm_matrix(
+    known: Mapping[Pair, float], unknown: Sequence[Pair], last: int
+) -> Tensor:
+    """N, (last + 1, last + 1): infinite where a norm is not known, and zero where no path leads, as B_ji is there."""
+    norms = torch.zeros(last + 1, last + 1, dtype=torch.float64)
+    for pair in unknown:
+        norms[pair] = inf
+    for pair, norm in known.items():
+        norms[pair] = norm
+    return norms
+
+
 def with_products(norms: Tensor, passing: Mapping[int, float]) -> Tensor:
     """The smallest of each bound N_ji and all products of others that bound it, rounded up; infinite means unknown."""
     closed = norms.clone()
@@ -123,15 +135,8 @@ def weigh(
     Norms are estimated from the near pairs on, until products of those are enough for
     all others. `known` are the norms of further pairs.
     """
-    # N, (last + 1, last + 1), is zero where no path leads, and infinite where a norm is
-    # yet to be estimated.
     output = _output_weights(guide.rough, last)
-    norms = torch.zeros(last + 1, last + 1, dtype=torch.float64)
-    for pair, norm in known.items():
-        norms[pair] = norm
-    for pair in pairs:
-        # not known yet.
-        norms[pair] = inf
+    norms = norm_matrix(known, pairs, last)
     span, left = _FIRST_SPAN, list(pairs)
     while True:
         closed = with_products(norms, guide.passing)
@@ -153,8 +158,7 @@ def weigh(
         # Spans of 4, 6, 9, 13, … sites: at the latest, the span of the whole network
         # leaves no pair.
         span += span // 2
-    chosen = set(pairs) - set(left)
-    weights = {pair: float(weight[pair]) for pair in pairs if pair in chosen}
+    weights = {pair: float(weight[pair]) for pair in pairs if pair not in set(left)}
     return weights, total_left
 
 

@@ -16,7 +16,7 @@ from lipcert.network.normal_form import Network
 from lipcert.network.patches import constant_kernels
 from lipcert.network.sweep import Pair, joined_pairs
 from lipcert.norms import gram, lanczos
-from lipcert.norms.budget import Guide, with_products
+from lipcert.norms.budget import Guide, norm_matrix, with_products
 from lipcert.norms.kept import KeptNorms, Record
 from lipcert.norms.norm_options import NormOptions
 from lipcert.norms.plan import Plan, forecast, make_plan
@@ -130,14 +130,7 @@ def _products(
     bounds: Mapping[Pair, float], pairs: Sequence[Pair], guide: Guide, last: int
 ) -> dict[Pair, float]:
     """Bounds on norms that are left, as products of others."""
-    # Zero where no path leads, as B_ji is zero there; infinite where only a product can
-    # tell.
-    norms = torch.zeros(last + 1, last + 1, dtype=torch.float64)
-    for pair in pairs:
-        norms[pair] = inf
-    for pair, bound in bounds.items():
-        norms[pair] = bound
-    closed = with_products(norms, guide.passing)
+    closed = with_products(norm_matrix(bounds, pairs, last), guide.passing)
     return {pair: float(closed[pair]) for pair in pairs}
 
 
