@@ -5,11 +5,13 @@ they stay empty. It computes in float32 and counts no rounding. LIPCERT_DATA_DIR
 methods that spend time on slopes are measured at the largest ε of each norm only, on fewer images, and try only what
 the quick method of the same library has not proved; their times include the latter. Times are those of the processor
 (one thread), which others on the same machine disturb less than those of a clock. What a method prepares once for a
-network and a norm is prepared before, on one batch. Every row is stored at once.
+network and a norm is prepared before, on one batch. Every row is stored at once, with when and where it was measured;
+`--networks` measures some of the networks and keeps the rows of the others.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from logging import getLogger
@@ -22,10 +24,11 @@ from torch import Tensor, nn
 
 import lipcert
 from benchmarks.local_networks import CASES, Case, test_images, trained
-from benchmarks.measure import store
+from benchmarks.measure import RESULTS, store
 from lipcert.attacks import pgd
 from lipcert.local.certify_local import LocalCertifier
 from lipcert.local.sharpening import Effort
+from lipcert_experiments.facts import environment
 
 NAMES = ["global", "local", "local, searched", "CROWN", "α-CROWN", "PGD"]
 SLOW = ("local, searched", "α-CROWN")
@@ -135,6 +138,8 @@ def _rows(title: str, case: Case) -> Any:
             **_crown(model, x, norm, case.batch),
             **_attack(model, x, norm),
         }
+        if not case.searched:
+            methods = {k: v for k, v in methods.items() if k not in SLOW}
         first = min(case.batch, _BATCH)
         for method in methods.values():
             _measured(method, x[:first], y[:first], min(epsilons))
@@ -143,7 +148,7 @@ def _rows(title: str, case: Case) -> Any:
             row: dict[str, Any] = {"network": title, "norm": named, "epsilon": epsilon}
             for name, method in methods.items():
                 count = case.searched if name in SLOW else case.images
-                if count and (name not in SLOW or epsilon == max(epsilons)):
+                if name not in SLOW or epsilon == max(epsilons):
                     row[name] = _measured(method, x[:count], y[:count], epsilon)
             yield row
 
@@ -153,15 +158,30 @@ def compare_local(
 ) -> tuple[list[dict[str, Any]], Table]:
     """Certified shares and milliseconds per image of every method, network, norm and ε; the same images for all."""
     table = Table("network", "norm", "ε", *NAMES, title="Proved, ms per image")
-    figures: list[dict[str, Any]] = []
+    figures = _rows_of_others(networks)
     for title in networks:
         for row in _rows(title, CASES[title]):
-            figures.append(row)
+            figures.append({**row, "measured": _where(environment())})
             store("local", "python -m benchmarks local", figures)
             getLogger(__name__).warning("%s", row)
             cells = (_cell(row.get(name)) for name in NAMES)
             table.add_row(title, row["norm"], f"{row['epsilon']:g}", *cells)
     return figures, table
+
+
+def _rows_of_others(networks: Sequence[str]) -> list[dict[str, Any]]:
+    """What is stored of networks that are not measured now."""
+    path = RESULTS / "local.json"
+    if not path.exists():
+        return []
+    stored = json.loads(path.read_text())
+    where = {"measured": _where(stored["environment"])}
+    rows = [row for row in stored["figures"] if row["network"] not in networks]
+    return [{**where, **row} for row in rows]
+
+
+def _where(found: dict[str, Any]) -> str:
+    return f"{found['date']}, {found['commit']}, {found['hardware']}"
 
 
 def _cell(entry: dict[str, Any] | None) -> str:
