@@ -115,22 +115,31 @@ def _attack(model: nn.Module, x: Tensor, norm: float) -> dict[str, Prove]:
     return {"PGD": prove}
 
 
-def _measured(prove: Prove, x: Tensor, y: Tensor, epsilon: float) -> dict[str, Any]:
-    """The share, milliseconds per image, and which images: so that methods can be compared on the same ones."""
+def _measured(
+    prove: Prove, x: Tensor, y: Tensor, epsilon: float, tried: Tensor
+) -> dict[str, Any]:
+    """The share, milliseconds per image, and which images: so that methods can be compared on the same ones.
+
+    x and y are the images that are tried, `tried` is which ones of all these are; the others are not proved.
+    """
     began = time.process_time()
     try:
-        proved = prove(x, y, epsilon)
+        proved = torch.zeros_like(tried).masked_scatter(tried, prove(x, y, epsilon))
     except (RuntimeError, MemoryError) as problem:  # auto_LiRPA may need more memory
         return {"failed": str(problem)[:80]}
-    spent = 1000 * (time.process_time() - began) / len(x)
+    spent = 1000 * (time.process_time() - began) / max(1, len(x))
     bits = "".join("01"[int(bit)] for bit in proved)
-    return {"share": bits.count("1") / len(x), "ms": spent, "proved": bits}
+    return {"share": bits.count("1") / len(bits), "ms": spent, "proved": bits}
 
 
 def _rows(title: str, case: Case) -> Any:
     """The figures of one network, one norm and ε after the other."""
     model, data = trained(title)
     x, y = test_images(case, data)
+    tried = torch.ones(len(x), dtype=torch.bool)
+    if case.correct_only:
+        tried = model(x).argmax(1) == y
+        x, y = x[tried], y[tried]
     for norm, epsilons in case.balls.items():
         methods = {
             **_global(model, x, norm),
@@ -140,16 +149,20 @@ def _rows(title: str, case: Case) -> Any:
         }
         if not case.searched:
             methods = {k: v for k, v in methods.items() if k not in SLOW}
-        first = min(case.batch, _BATCH)
+        first = min(case.batch, _BATCH, len(x))
+        every = torch.ones(first, dtype=torch.bool)
         for method in methods.values():
-            _measured(method, x[:first], y[:first], min(epsilons))
+            _measured(method, x[:first], y[:first], min(epsilons), every)
         for epsilon in epsilons:
             named = "l∞" if norm == inf else "l2"
             row: dict[str, Any] = {"network": title, "norm": named, "epsilon": epsilon}
             for name, method in methods.items():
                 count = case.searched if name in SLOW else case.images
+                some = tried[:count]
+                images = x[: int(some.sum())], y[: int(some.sum())]
                 if name not in SLOW or epsilon == max(epsilons):
-                    row[name] = _measured(method, x[:count], y[:count], epsilon)
+                    row[name] = _measured(method, *images, epsilon, some)
+                    getLogger(__name__).info("%s %s", name, row[name])
             yield row
 
 
