@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 
 import torch
@@ -48,6 +49,9 @@ def main() -> None:
         default=[],
         help="trained networks for tightness: run folders, checkpoints",
     )
+    parser.add_argument(
+        "--networks", nargs="*", default=[], help="networks for local; default: all"
+    )
     arguments = parser.parse_args()
     if unknown := set(arguments.parts) - set(PARTS):
         parser.error(
@@ -58,14 +62,14 @@ def main() -> None:
         width=None if sys.stdout.isatty() else 140
     )  # files have no width of their own
     for name in arguments.parts or PARTS:
-        given = arguments.models if name == "tightness" else []
-        options = {"models": given} if given else {}
+        option = {"tightness": "models", "local": "networks"}.get(name, "")
+        given = getattr(arguments, option) if option else []
+        options = {option: given} if given else {}
         figures, table = PARTS[name](arguments.repeats, **options)
         console.print(table)
-        command = f"python -m benchmarks {name} --repeats {arguments.repeats}"
-        store(
-            name, " ".join([command, *(["--models", *given] if given else [])]), figures
-        )
+        command = f"python -m benchmarks {name} --repeats {arguments.repeats}".split()
+        command += [f"--{option}"] if given else []
+        store(name, shlex.join([*command, *given]), figures)
 
 
 if __name__ == "__main__":

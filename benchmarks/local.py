@@ -5,11 +5,13 @@ they stay empty. It computes in float32 and counts no rounding. LIPCERT_DATA_DIR
 methods that spend time on slopes are measured at the largest ε of each norm only, on fewer images, and try only what
 the quick method of the same library has not proved; their times include the latter. Times are those of the processor
 (one thread), which others on the same machine disturb less than those of a clock. What a method prepares once for a
-network and a norm is prepared before, on one batch. Every row is stored at once.
+network and a norm is prepared before, on one batch. Every row is stored at once, with when and where it was measured;
+`--networks` measures some of the networks and keeps the rows of the others.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from logging import getLogger
@@ -22,10 +24,11 @@ from torch import Tensor, nn
 
 import lipcert
 from benchmarks.local_networks import CASES, Case, test_images, trained
-from benchmarks.measure import store
+from benchmarks.measure import RESULTS, store
 from lipcert.attacks import pgd
 from lipcert.local.certify_local import LocalCertifier
 from lipcert.local.sharpening import Effort
+from lipcert_experiments.facts import environment
 
 NAMES = ["global", "local", "local, searched", "CROWN", "α-CROWN", "PGD"]
 SLOW = ("local, searched", "α-CROWN")
@@ -91,8 +94,9 @@ def _ours(model: nn.Module, x: Tensor, norm: float) -> dict[str, Prove]:
     return {"local": method(Effort()), "local, searched": method(careful)}
 
 
-def _global(model: nn.Module, x: Tensor, norm: float) -> dict[str, Prove]:
-    radius = lipcert.certify(model, x).radius
+def _global(
+    model: nn.Module, radius: Tensor, x: Tensor, norm: float
+) -> dict[str, Prove]:
     root = x[0].numel() ** 0.5 if norm == inf else 1.0
 
     def prove(x: Tensor, y: Tensor, epsilon: float) -> Tensor:
@@ -112,39 +116,55 @@ def _attack(model: nn.Module, x: Tensor, norm: float) -> dict[str, Prove]:
     return {"PGD": prove}
 
 
-def _measured(prove: Prove, x: Tensor, y: Tensor, epsilon: float) -> dict[str, Any]:
-    """The share, milliseconds per image, and which images: so that methods can be compared on the same ones."""
+def _measured(
+    prove: Prove, x: Tensor, y: Tensor, epsilon: float, tried: Tensor
+) -> dict[str, Any]:
+    """The share, milliseconds per image, and which images: so that methods can be compared on the same ones.
+
+    x and y are the images that are tried, `tried` is which ones of all these are; the others are not proved.
+    """
     began = time.process_time()
     try:
-        proved = prove(x, y, epsilon)
+        proved = torch.zeros_like(tried).masked_scatter(tried, prove(x, y, epsilon))
     except (RuntimeError, MemoryError) as problem:  # auto_LiRPA may need more memory
         return {"failed": str(problem)[:80]}
-    spent = 1000 * (time.process_time() - began) / len(x)
+    spent = 1000 * (time.process_time() - began) / max(1, len(x))
     bits = "".join("01"[int(bit)] for bit in proved)
-    return {"share": bits.count("1") / len(x), "ms": spent, "proved": bits}
+    return {"share": bits.count("1") / len(bits), "ms": spent, "proved": bits}
 
 
 def _rows(title: str, case: Case) -> Any:
     """The figures of one network, one norm and ε after the other."""
     model, data = trained(title)
     x, y = test_images(case, data)
+    tried = torch.ones(len(x), dtype=torch.bool)
+    if case.correct_only:
+        tried = model(x).argmax(1) == y
+        x, y = x[tried], y[tried]
+    radius = lipcert.certify(model, x).radius  # in l2, once for both norms
     for norm, epsilons in case.balls.items():
         methods = {
-            **_global(model, x, norm),
+            **_global(model, radius, x, norm),
             **_ours(model, x, norm),
             **_crown(model, x, norm, case.batch),
             **_attack(model, x, norm),
         }
-        first = min(case.batch, _BATCH)
+        if not case.searched:
+            methods = {k: v for k, v in methods.items() if k not in SLOW}
+        first = min(case.batch, _BATCH, len(x))
+        every = torch.ones(first, dtype=torch.bool)
         for method in methods.values():
-            _measured(method, x[:first], y[:first], min(epsilons))
+            _measured(method, x[:first], y[:first], min(epsilons), every)
         for epsilon in epsilons:
             named = "l∞" if norm == inf else "l2"
             row: dict[str, Any] = {"network": title, "norm": named, "epsilon": epsilon}
             for name, method in methods.items():
                 count = case.searched if name in SLOW else case.images
-                if count and (name not in SLOW or epsilon == max(epsilons)):
-                    row[name] = _measured(method, x[:count], y[:count], epsilon)
+                some = tried[:count]
+                images = x[: int(some.sum())], y[: int(some.sum())]
+                if name not in SLOW or epsilon == max(epsilons):
+                    row[name] = _measured(method, *images, epsilon, some)
+                    getLogger(__name__).info("%s %s", name, row[name])
             yield row
 
 
@@ -153,15 +173,30 @@ def compare_local(
 ) -> tuple[list[dict[str, Any]], Table]:
     """Certified shares and milliseconds per image of every method, network, norm and ε; the same images for all."""
     table = Table("network", "norm", "ε", *NAMES, title="Proved, ms per image")
-    figures: list[dict[str, Any]] = []
+    figures = _rows_of_others(networks)
     for title in networks:
         for row in _rows(title, CASES[title]):
-            figures.append(row)
+            figures.append({**row, "measured": _where(environment())})
             store("local", "python -m benchmarks local", figures)
             getLogger(__name__).warning("%s", row)
             cells = (_cell(row.get(name)) for name in NAMES)
             table.add_row(title, row["norm"], f"{row['epsilon']:g}", *cells)
     return figures, table
+
+
+def _rows_of_others(networks: Sequence[str]) -> list[dict[str, Any]]:
+    """What is stored of networks that are not measured now."""
+    path = RESULTS / "local.json"
+    if not path.exists():
+        return []
+    stored = json.loads(path.read_text())
+    where = {"measured": _where(stored["environment"])}
+    rows = [row for row in stored["figures"] if row["network"] not in networks]
+    return [{**where, **row} for row in rows]
+
+
+def _where(found: dict[str, Any]) -> str:
+    return f"{found['date']}, {found['commit']}, {found['hardware']}"
 
 
 def _cell(entry: dict[str, Any] | None) -> str:
