@@ -41,19 +41,18 @@ def computed(monkeypatch):
     return indices
 
 
-def run(certifier, path, origin="data", count=COUNT, **options):
-    batch = lambda first, last: (X[first:last], LABELS[first:last])  # noqa: E731
-    return certify_to_csv(
-        certifier, batch, count, path, origin=origin, batch_size=BATCH, **options
-    )
-
-
-def stop_at(index):
-    def inspect(first, x, certificates):
-        if first >= index:
+def run(certifier, path, origin="data", count=COUNT, stop=COUNT, **options):
+    def certify(x, first, label):
+        certificates = certifier.certify(x, first, label)
+        if first >= stop:
             raise Interrupted
+        return certificates
 
-    return inspect
+    batch = lambda first, last: (X[first:last], LABELS[first:last])  # noqa: E731
+    where = {"origin": origin, "batch_size": BATCH}
+    return certify_to_csv(
+        certify, certifier.bound, batch, count, path, **where, **options
+    )
 
 
 def test_the_file_holds_what_certify_returns(certifier, tmp_path):
@@ -77,7 +76,7 @@ def test_interrupted_and_continued(certifier, computed, tmp_path, index):
     whole = run(certifier, tmp_path / "whole.csv")
     computed.clear()
     with pytest.raises(Interrupted):
-        run(certifier, tmp_path / "c.csv", inspect=stop_at(index))
+        run(certifier, tmp_path / "c.csv", stop=index)
     assert len((tmp_path / "c.csv").read_text().splitlines()) == 1 + index
     continued = run(certifier, tmp_path / "c.csv")
     assert (tmp_path / "c.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
@@ -107,7 +106,7 @@ def test_interrupted_between_writing_and_reporting(certifier, computed, tmp_path
 def test_rows_after_the_checksum_are_written_again(certifier, computed, tmp_path, more):
     run(certifier, tmp_path / "whole.csv")
     with pytest.raises(Interrupted):
-        run(certifier, tmp_path / "c.csv", inspect=stop_at(24))
+        run(certifier, tmp_path / "c.csv", stop=24)
     whole, kept = (
         (tmp_path / "whole.csv").read_bytes(),
         (tmp_path / "c.csv").stat().st_size,
@@ -165,7 +164,8 @@ def test_a_refused_input_leaves_the_rows_before_it(certifier, tmp_path):
     bad[20] = torch.nan
     with pytest.raises(NonFiniteError, match="input 20 contains NaN"):
         certify_to_csv(
-            certifier,
+            certifier.certify,
+            certifier.bound,
             lambda a, b: (bad[a:b], LABELS[a:b]),
             COUNT,
             tmp_path / "c.csv",

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import partial
 from typing import NoReturn
 
 import torch
@@ -16,14 +14,13 @@ from lipcert.bounds.fingerprint import check_finite
 from lipcert.bounds.methods import find_method
 from lipcert.bounds.targets import default_target, find_target
 from lipcert.certificate.binary import has_one_logit, with_two_logits
-from lipcert.certificate.certificates import Certificates, concatenate
+from lipcert.certificate.certificates import Certificates
 from lipcert.certificate.error_pass import ErrorPass
 from lipcert.certificate.inputs import (
+    CertifyBatch,
     Inputs,
     Labels,
-    batch_count,
-    batches_of,
-    check_batch_size,
+    certify_all,
     from_numpy,
 )
 from lipcert.certificate.propagation import LARGEST, rounding_model
@@ -31,7 +28,6 @@ from lipcert.certificate.radius import certified_radius, smallest_other
 from lipcert.certificate.requirements import (
     check_arithmetic,
     check_covered,
-    check_dense,
     check_finite_inputs,
     check_input,
     check_labels,
@@ -104,15 +100,6 @@ class Certifier:
             )
         self.error_pass = ErrorPass(self.network, stages)
 
-    @property
-    def fingerprint(self) -> str:
-        """That of the program and its tensors."""
-        return self.bound.facts.fingerprint
-
-    @property
-    def guarantee(self) -> str:
-        return self.bound.guarantee
-
     def certify(
         self, x: Tensor, first: int = 0, label: Tensor | None = None
     ) -> Certificates:
@@ -144,7 +131,7 @@ class Certifier:
         # Farther away something may overflow, where the error analysis does not hold.
         radius = radius.clamp(max=self.rounding.reach)
         margin = smallest_other(margins, prediction)
-        return Certificates(prediction, margin, radius, self.guarantee, label)
+        return Certificates(prediction, margin, radius, self.bound.guarantee, label)
 
     def _refuse_overflow(self, x: Tensor, first: int) -> NoReturn:
         """Find the first input whose values are too large."""
@@ -202,34 +189,12 @@ def certify(
         >>> lipcert.certify(model, torch.rand(2, 4)).radius.shape
         torch.Size([2])
     """
-    check_batch_size(batch_size)
     x, true = from_numpy(x, model), from_numpy(labels)
-    make = partial(_certifier, model, bound, longest_sum, progress)
-    batches, total = batches_of(x, true, batch_size), batch_count(x, batch_size)
-    return _certify_batches(make, batches, total, progress)
 
+    def make(inputs: Tensor) -> CertifyBatch:
+        return _certifier(model, bound, longest_sum, progress, inputs).certify
 
-def _certify_batches(
-    make: Callable[[Tensor], Certifier],
-    batches: Iterable[tuple[Tensor, Tensor | None]],
-    total: float,
-    progress: Progress,
-) -> Certificates:
-    """All batches one after the other, by a certifier that is made for the shape of the first."""
-    certifier: Certifier | None = None
-    certificates: list[Certificates] = []
-    done = 0
-    for inputs, label in batches:
-        # A loader tells the shape of its inputs with the first batch only.
-        if certifier is None:
-            certifier = make(inputs)
-        # `done` makes error messages count inputs over all batches.
-        certificates.append(certifier.certify(inputs, done, label))
-        done += len(inputs)
-        progress("certifying", len(certificates) / total)
-    if not certificates:
-        raise OptionError("there are no inputs to certify")
-    return concatenate(certificates)
+    return certify_all(make, x, true, batch_size, progress)
 
 
 def _certifier(
@@ -242,7 +207,6 @@ def _certifier(
     """The model is captured once, for its bound and for certifying."""
     if bound is not None:
         return Certifier(model, bound, longest_sum)
-    check_dense(inputs)
     network = trace(model, tuple(inputs.shape[1:]))
     method, target = find_method("liplt"), find_target(default_target(network))
     found = bound_network(network, method, [target], progress=progress)[target.name]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from math import ceil, inf
 from typing import Any
 
@@ -13,17 +13,42 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
+from lipcert.certificate.certificates import Certificates, concatenate
 from lipcert.certificate.requirements import check_dense, check_label_count
 from lipcert.errors import OptionError, ShapeError
+from lipcert.progress import Progress
 
 Inputs = Tensor | NDArray[Any] | TorchDataset[Any] | Iterable[Tensor | Sequence[Tensor]]
 Labels = Tensor | NDArray[Any]
+CertifyBatch = Callable[[Tensor, int, Tensor | None], Certificates]
+"""Of a batch, the index of its first input and its labels, if there are any."""
 
 
-def check_batch_size(batch_size: int) -> None:
-    """Refuse what is not a number of inputs."""
+def certify_all(
+    make: Callable[[Tensor], CertifyBatch],
+    x: Inputs,
+    labels: Tensor | None,
+    batch_size: int,
+    progress: Progress,
+) -> Certificates:
+    """All batches one after the other, by what is made for the shape of the first."""
     if not isinstance(batch_size, int) or batch_size < 1:
         raise OptionError(f"batch_size is {batch_size}, expected 1 or more")
+    certify: CertifyBatch | None = None
+    certificates: list[Certificates] = []
+    done, total = 0, _batch_count(x, batch_size)
+    for inputs, label in _batches_of(x, labels, batch_size):
+        # A loader tells the shape of its inputs with the first batch only.
+        if certify is None:
+            check_dense(inputs)
+            certify = make(inputs)
+        # `done` makes error messages count inputs over all batches.
+        certificates.append(certify(inputs, done, label))
+        done += len(inputs)
+        progress("certifying", len(certificates) / total)
+    if not certificates:
+        raise OptionError("there are no inputs to certify")
+    return concatenate(certificates)
 
 
 def from_numpy(value: Any, model: nn.Module | None = None) -> Any:
@@ -65,7 +90,7 @@ def from_numpy(value: Any, model: nn.Module | None = None) -> Any:
     return converted
 
 
-def batch_count(x: Inputs, size: int) -> float:
+def _batch_count(x: Inputs, size: int) -> float:
     """How many batches there will be; infinite if a loader does not tell."""
     if isinstance(x, Tensor):
         check_dense(x)
@@ -79,7 +104,7 @@ def batch_count(x: Inputs, size: int) -> float:
     return inf
 
 
-def batches_of(
+def _batches_of(
     x: Inputs, labels: Tensor | None, size: int
 ) -> Iterator[tuple[Tensor, Tensor | None]]:
     """Inputs and their labels, if there are any, from a tensor or from a loader."""

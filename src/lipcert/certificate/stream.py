@@ -7,10 +7,11 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
+from lipcert.bounds.bound import Bound
 from lipcert.certificate.certificate_rows import (
     HEADER,
     certificates_of_rows,
@@ -18,6 +19,7 @@ from lipcert.certificate.certificate_rows import (
     rows_of_certificates,
 )
 from lipcert.certificate.certificates import Certificates, concatenate
+from lipcert.certificate.inputs import CertifyBatch
 from lipcert.errors import ResumeError
 from lipcert.files import replace_file
 from lipcert.processes import gathered, of_first, process_count, process_rank
@@ -25,56 +27,40 @@ from lipcert.progress import Progress, no_progress
 
 Batch = Callable[[int, int], tuple[Tensor, Tensor]]
 """Inputs and labels from one index up to another."""
-Inspect = Callable[[int, Tensor, Certificates], None]
-"""Called with the first index of a batch, its inputs and its certificates."""
-
-
-class BatchCertifier(Protocol):
-    """What certifies batches of a model that its fingerprint names."""
-
-    @property
-    def fingerprint(self) -> str: ...
-
-    @property
-    def guarantee(self) -> str: ...
-
-    def certify(
-        self, x: Tensor, first: int = 0, label: Tensor | None = None
-    ) -> Certificates: ...
 
 
 # Invariant of the two files: the rows that the checksum covers are complete and of this
 # origin. A batch is appended first and covered afterwards; a process that is killed in
 # between leaves rows that the next one cuts off and repeats.
 def certify_to_csv(
-    certifier: BatchCertifier,
+    certify: CertifyBatch,
+    bound: Bound,
     batch: Batch,
     count: int,
     path: str | Path,
     *,
     origin: str,
     batch_size: int = 256,
-    inspect: Inspect = lambda first, x, certificates: None,
     progress: Progress = no_progress,
 ) -> Certificates:
     """Certify inputs 0..count−1, one flushed CSV row each; rows that are there already are kept, not computed again.
 
-    `origin` says what the rows depend on besides the weights (the data set and its
-    checksum, the method of the bound). It is written beside the file with a checksum of
-    the rows, after every batch. A file of another origin is refused, and so is one
-    whose rows were changed. `inspect` sees every new batch before its rows are written.
-    Processes that share work divide the batches; the first one writes, and all return
-    all certificates.
+    `bound` is what the certificates rest on, and says whose they are; `origin` says
+    what the rows depend on besides the weights (the data set and its checksum, the
+    method of the bound). It is written beside the file with a checksum of the rows,
+    after every batch. A file of another origin is refused, and so is one whose rows
+    were changed. Processes that share work divide the batches; the first one writes,
+    and all return all certificates.
     """
-    path, fingerprint, rank = Path(path), certifier.fingerprint, process_rank()
+    path, fingerprint, rank = Path(path), bound.facts.fingerprint, process_rank()
     covered = of_first(_begin(path, fingerprint, origin) if rank == 0 else b"")
     digest = hashlib.sha256(covered)
-    batches = [_earlier(covered, path, certifier.guarantee, count)]
+    batches = [_earlier(covered, path, bound.guarantee, count)]
     # Two processes, batches of 4: inputs 0–3 | 4–7, then 8–11 | 12–15; gathered in this
     # order.
     for start in range(len(batches[0]), count, batch_size * process_count()):
         own = range(start, count)[rank * batch_size :][:batch_size]
-        piece = _certified(certifier, batch, own, inspect)
+        piece = _certified(certify, batch, own)
         for first, label, certificates in filter(None, gathered(piece)):
             written = rows_of_certificates(first, label, certificates)
             digest.update(written)
@@ -99,16 +85,14 @@ def _earlier(content: bytes, path: Path, guarantee: str, count: int) -> Certific
 
 
 def _certified(
-    certifier: BatchCertifier, batch: Batch, indices: range, inspect: Inspect
+    certify: CertifyBatch, batch: Batch, indices: range
 ) -> tuple[int, Tensor, Certificates] | None:
     """The first index, the labels and the certificates of a batch; None if it is empty."""
     if not indices:
         return None
     first = indices.start
     x, label = batch(first, indices.stop)
-    certificates = certifier.certify(x, first, label)
-    inspect(first, x, certificates)
-    return first, label, certificates
+    return first, label, certify(x, first, label)
 
 
 def _append(path: Path, written: bytes) -> None:

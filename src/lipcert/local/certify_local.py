@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Sequence
 from math import inf, prod
 
 import torch
@@ -13,25 +11,23 @@ from torch import Tensor, nn
 from lipcert.bounds.bound import Bound
 from lipcert.bounds.fingerprint import check_finite
 from lipcert.certificate.binary import has_one_logit, two_logits
-from lipcert.certificate.certificates import Certificates, concatenate
+from lipcert.certificate.certificates import Certificates
 from lipcert.certificate.certify import Certifier
 from lipcert.certificate.inputs import (
+    CertifyBatch,
     Inputs,
     Labels,
-    batches_of,
-    check_batch_size,
+    certify_all,
     from_numpy,
 )
 from lipcert.certificate.requirements import (
     check_arithmetic,
     check_covered,
-    check_dense,
     check_finite_inputs,
     check_input,
     check_labels,
     check_operators,
 )
-from lipcert.errors import OptionError
 from lipcert.local.ball_options import checked_epsilon, checked_norm
 from lipcert.local.centres import executed_values
 from lipcert.local.prepared import Prepared
@@ -201,34 +197,12 @@ def certify_local(
         >>> lipcert.certify_local(model, torch.rand(2, 4), epsilon=0.01).radius.shape
         torch.Size([2])
     """
-    check_batch_size(batch_size)
-    epsilon = checked_epsilon(epsilon)
+    size = checked_epsilon(epsilon)
     x, true = from_numpy(x, model), from_numpy(labels)
-    total = len(x) if isinstance(x, Tensor) and x.dim() > 0 else None
-    make = partial(LocalCertifier, model, norm=norm, bound=bound, effort=effort)
-    batches = batches_of(x, true, batch_size)
-    return _certify_batches(make, batches, epsilon, total, progress)
 
+    def make(inputs: Tensor) -> CertifyBatch:
+        shape = tuple(inputs.shape[1:])
+        certifier = LocalCertifier(model, shape, norm, bound, effort=effort)
+        return lambda batch, first, label: certifier.certify(batch, size, first, label)
 
-def _certify_batches(
-    make: Callable[[tuple[int, ...]], LocalCertifier],
-    batches: Iterable[tuple[Tensor, Tensor | None]],
-    epsilon: float | None,
-    total: int | None,
-    progress: Progress,
-) -> Certificates:
-    """All batches one after the other, by a certifier that is made for the shape of the first."""
-    certifier: LocalCertifier | None = None
-    certificates: list[Certificates] = []
-    done = 0
-    for inputs, label in batches:
-        if certifier is None:
-            check_dense(inputs)
-            certifier = make(tuple(inputs.shape[1:]))
-        certificates.append(certifier.certify(inputs, epsilon, done, label))
-        done += len(inputs)
-        if total is not None:
-            progress("certifying", done / total)
-    if certifier is None:
-        raise OptionError("there are no inputs to certify")
-    return replace(concatenate(certificates), norm=certifier.norm)
+    return certify_all(make, x, true, batch_size, progress)

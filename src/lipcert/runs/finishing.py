@@ -64,7 +64,7 @@ def certify_together(
     """
     with sharing_work(task.shared):
         began = time.perf_counter()
-        bound, certificates = _certify_test(loaded, task, folder, progress)
+        bound, certificates = certify_test(loaded, task, folder, progress)
         certified = time.perf_counter()
         local = local_seconds = None
         if task.local_norm is not None:
@@ -170,13 +170,6 @@ def certify_test(
     What is there already of both is used again. A folder with certificates of something
     else is refused unchanged.
     """
-    with sharing_work(task.shared):
-        return _certify_test(loaded, task, folder, progress)
-
-
-def _certify_test(
-    loaded: LoadedModel, task: Task, folder: Path, progress: Progress
-) -> tuple[Bound, Certificates]:
     path, test = folder / CERTIFICATES, task.dataset.test
     # Everything that rows depend on besides the weights: rows of another method must
     # not be continued.
@@ -189,7 +182,8 @@ def _certify_test(
     how = task.method, task.fit, loaded.earlier
     bound = stored_bound(model, network, where, progress, *how)
     certificates = certify_to_csv(
-        Certifier(loaded.network, bound, loaded.longest_sum),
+        Certifier(loaded.network, bound, loaded.longest_sum).certify,
+        bound,
         lambda first, last: (test.pixels(slice(first, last)), test.labels[first:last]),
         task.inputs,
         path,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
@@ -20,29 +19,6 @@ from lipcert.models import LoadedModel
 from lipcert.progress import Progress
 
 _BATCH = 32
-
-
-@dataclass(frozen=True)
-class AtEpsilons:
-    """Certifies batches at several ε: radii are at least the largest one that is proved."""
-
-    certifier: LocalCertifier
-    bound: Bound
-    epsilons: Sequence[float]
-
-    @property
-    def fingerprint(self) -> str:
-        return self.bound.facts.fingerprint
-
-    @property
-    def guarantee(self) -> str:
-        return self.bound.guarantee
-
-    def certify(
-        self, x: Tensor, first: int = 0, label: Tensor | None = None
-    ) -> Certificates:
-        """Smaller ε first: where one fails, larger ones are not tried."""
-        return self.certifier.certify_at(x, sorted(self.epsilons), first, label)
 
 
 def norm_name(norm: float) -> str:
@@ -70,8 +46,14 @@ def certify_locally(
         f"local {norm_name(norm)} {sizes}"
     )
     certifier = LocalCertifier(loaded.network, tuple(loaded.input_shape), norm, bound)
+
+    def certify(x: Tensor, first: int, label: Tensor | None) -> Certificates:
+        # Smaller ε first: where one fails, larger ones are not tried.
+        return certifier.certify_at(x, sorted(epsilons), first, label)
+
     return certify_to_csv(
-        AtEpsilons(certifier, bound, epsilons),
+        certify,
+        bound,
         lambda first, last: (test.pixels(slice(first, last)), test.labels[first:last]),
         count,
         folder / LOCAL,

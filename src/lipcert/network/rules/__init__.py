@@ -1,18 +1,14 @@
-"""Rules: one operator → linear operations or a slope interval."""
+"""Rules: one operator → linear operations or a slope interval. Every file of this folder is read."""
 
-from lipcert.network.rules import (
-    activation,
-    affine,
-    arithmetic,
-    order,
-    pooling,
-    refusals,
-    shape,
-    writing,
-)
+from importlib import import_module
+from pkgutil import iter_modules
+
 from lipcert.network.rules.call import Call
 from lipcert.network.rules.registry import VIEWS, register_rule
 from lipcert.network.rules.values import Constant, Input, Refusal, Result, Sum
+
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")
 
 __all__ = [
     "VIEWS",
@@ -23,14 +19,4 @@ __all__ = [
     "Result",
     "Sum",
     "register_rule",
-]
-__all__ += [
-    "activation",
-    "affine",
-    "arithmetic",
-    "order",
-    "pooling",
-    "refusals",
-    "shape",
-    "writing",
 ]
