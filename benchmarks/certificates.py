@@ -87,8 +87,8 @@ def execution_speed(repeats: int) -> tuple[dict[str, object], Table]:
     x = torch.rand(IMAGES, 3, 32, 32).contiguous(memory_format=torch.channels_last)
     modules = {
         "plain": loaded.model,
-        "split": loaded.in_parts().executed,
-        "float64": loaded.in_float64().model,
+        "split": loaded.executed_in("float32-split").executed,
+        "float64": loaded.executed_in("float64").model,
     }
 
     def run(name: str) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from lipcert.bounds.bound import Bound
 from lipcert.bounds.compute import bound_targets, promised_constants
@@ -16,6 +15,7 @@ from lipcert.bounds.estimator import Estimator
 from lipcert.bounds.fit import FitOptions, fit_scales
 from lipcert.bounds.methods import METHODS
 from lipcert.bounds.sampled import estimate_sampled
+from lipcert.bounds.targets import find_target
 from lipcert.commands.kept_bounds import KeptBounds
 from lipcert.errors import OptionError, TooLargeError
 from lipcert.models import LoadedModel
@@ -155,7 +155,11 @@ class BoundTask:
         for target, value in values.items():
             rows.append(
                 ConstantRow(
-                    PROMISED, target, _mean(value), seconds, "by construction, proved"
+                    PROMISED,
+                    target,
+                    float(find_target(target).mean(value)),
+                    seconds,
+                    "by construction, proved",
                 )
             )
         return rows
@@ -175,18 +179,9 @@ class BoundTask:
                 ConstantRow(
                     FLOOR,
                     target,
-                    _mean(value),
+                    float(find_target(target).mean(value)),
                     time.perf_counter() - began,
                     "from below",
                 )
             )
         return rows
-
-
-def _mean(value: Tensor) -> float:
-    """The mean constant; between a class and itself there is none."""
-    count = value.numel()
-    # (K, K): the K zeros of the diagonal are no constants.
-    if value.dim() == 2:
-        count -= len(value)
-    return float(value.sum()) / max(count, 1)

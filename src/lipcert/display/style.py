@@ -80,11 +80,6 @@ def new_figure(
     ]
 
 
-def colour(name: str, position: int = 0) -> str:
-    """The colour of a meaning, or of the series at a position."""
-    return MEANING.get(name, COLOURS[position % len(COLOURS)])
-
-
 def colours(names: Sequence[str]) -> list[str]:
     """A colour for each of several series: by meaning if all have one, by position otherwise."""
     by_meaning = [MEANING.get(name) for name in names]

@@ -19,8 +19,6 @@ from lipcert.network.normal_form import Network
 from lipcert.network.program import Shape
 from lipcert.network.splitting import PRODUCTS, split_sums
 
-EXECUTIONS = ("float32", "float32-split", "float64")
-
 
 class ChannelsLast(nn.Module):
     """(B, C, H, W) as (B, H, W, C), for networks that were made with TensorFlow."""
@@ -61,15 +59,6 @@ class LoadedModel:
         """The captured model, for all bounds and certificates; captured once."""
         return trace(self.model, self.input_shape)
 
-    def in_float64(self) -> LoadedModel:
-        """A copy with the same weights, executed in float64."""
-        # `replace` makes a new object, whose network is captured anew.
-        return replace(self, model=deepcopy(self.model).double())
-
-    def in_parts(self) -> LoadedModel:
-        """The same model, executed with long sums in parts, which round less."""
-        return replace(self, longest_sum=PRODUCTS)
-
     @cached_property
     def executed(self) -> nn.Module:
         """What runs, and what certificates are about."""
@@ -80,11 +69,12 @@ class LoadedModel:
         return split_sums(self.network.program, self.longest_sum).module().eval()
 
     def executed_in(self, execution: str) -> LoadedModel:
-        """The model in one of `EXECUTIONS`."""
+        """A copy in "float64", the model with sums in parts ("float32-split"), or as it is ("float32")."""
+        # `replace` makes a new object, whose network is captured anew.
         if execution == "float64":
-            return self.in_float64()
+            return replace(self, model=deepcopy(self.model).double())
         if execution == "float32-split":
-            return self.in_parts()
+            return replace(self, longest_sum=PRODUCTS)
         return self
 
     def for_images(self, shape: Shape) -> LoadedModel:

@@ -19,6 +19,7 @@ from lipcert.network.call_reader import CallReader
 from lipcert.network.capture import CAPTURE_LOCK, capture
 from lipcert.network.capture_comparison import check_capture
 from lipcert.network.constant_refusals import constant_problem
+from lipcert.network.explain import first_line
 from lipcert.network.kinds import recorded_shape
 from lipcert.network.linear import Identity
 from lipcert.network.names import layer_name, producer
@@ -180,7 +181,7 @@ class _Builder:
             self.training = self.training or error
         except _ERRORS as error:
             if not broken:
-                reason = (str(error).strip().splitlines() or [""])[0]
+                reason = first_line(error)
                 has_own = producer(node) in self.program.opaque
                 remedy = "its rule fails" if has_own else DEFAULT
                 self._refuse(node, f"{remedy} ({type(error).__name__}: {reason})")

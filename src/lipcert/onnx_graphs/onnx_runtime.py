@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lipcert.errors import ModelError
+from lipcert.network.explain import first_line
 
 TOLERANCE = 1e-4
 """Of the largest output: float32 in another order of sums differs by less, another operator by more."""
@@ -42,7 +43,7 @@ def open_session(path: Path) -> Any:
             str(path), options, providers=["CPUExecutionProvider"]
         )
     except Exception as error:  # onnxruntime has many kinds
-        reason = str(error).strip().splitlines()[0]
+        reason = first_line(error)
         raise ModelError(
             f"{path} cannot be executed by onnxruntime ({reason}); export it again"
         ) from None
@@ -58,7 +59,7 @@ def run_session(
         try:
             pieces.append(session.run(list(outputs), {name: batch.numpy()}))
         except Exception as error:  # onnxruntime has many kinds
-            reason = str(error).strip().splitlines()[0]
+            reason = first_line(error)
             raise ModelError(
                 f"onnxruntime cannot run the graph on {len(batch)} inputs ({reason})"
             ) from None
