@@ -33,10 +33,11 @@ QUICK = ("naive", "liplt")
 
 
 Methods = Annotated[
-    list[str] | None, typer.Option(help=f"all, or some of {METHOD_NAMES}; repeatable.")
+    list[str] | None, typer.Option(help=f"all, or a method {METHOD_NAMES}; repeatable.")
 ]
 Targets = Annotated[
-    list[str] | None, typer.Option(help="network, per-class, last-layer, pairwise.")
+    list[str] | None,
+    typer.Option(help="Such as network, per-class or pairwise; repeatable."),
 ]
 Estimate = Annotated[
     bool, typer.Option("--estimate", help="Power iteration: fast, not guaranteed.")

@@ -43,7 +43,8 @@ Out = Annotated[
 Method = Annotated[
     str | None,
     typer.Option(
-        help=f"{METHOD_NAMES}; default: that of the run, or liplt.", show_default=False
+        help=f"A method {METHOD_NAMES}; default: that of the run, or liplt.",
+        show_default=False,
     ),
 ]
 Float64 = Annotated[

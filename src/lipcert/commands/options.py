@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from lipcert.display import TextTable
     from lipcert.models import LoadedModel
 
-METHOD_NAMES = "naive, liplt, rescaled, lt-sdp, ellipsoids, lipsdp, best"
-"""Of bounding, as --help lists them."""
+METHOD_NAMES = "such as naive, liplt, rescaled, ellipsoids, lipsdp or best"
+"""Examples for --help, which is too quick to look for all methods; a wrong name lists them."""
 
 
 def _number(text: str) -> float:
@@ -56,7 +56,7 @@ InputShape = Annotated[
     str | None, typer.Option(help="Shape of one input, such as 3,32,32.")
 ]
 DATA_OPTION = typer.Option(
-    help="digits, mnist, cifar10, tiny-imagenet, an image folder or an .npz file."
+    help="A data set such as digits, mnist or cifar10, an image folder or an .npz file."
 )
 Data = Annotated[str, DATA_OPTION]
 DataDir = Annotated[
