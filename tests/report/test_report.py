@@ -293,9 +293,21 @@ def test_certificates_without_their_origin_are_refused(run, undrawn):
         write_report([run])
 
 
-def test_a_guarantee_that_the_bound_does_not_have_is_refused(run, undrawn):
-    edit(run / "summary.json", guarantee="holds for ever")
-    with pytest.raises(DataError, match="'holds for ever', its bound 'determ"):
+@pytest.mark.parametrize(
+    "changed",
+    [{"guarantee": "holds for ever"}, {"mean_constant": 0.01}, {"method": "best"}],
+)
+def test_what_the_bound_does_not_say_is_refused(run, changed, undrawn):
+    edit(run / "summary.json", **changed)
+    with pytest.raises(DataError, match=r"the summary says .*, its bound"):
+        write_report([run])
+
+
+def test_local_shares_without_local_certificates_are_refused(run, undrawn):
+    share = read_certificates(run / "certificates.csv").certified_accuracy(0.5)
+    at = [{"epsilon": 0.5, "certified": share, "local": 1.0}]
+    edit(run / "summary.json", at=at, local_norm="l2")
+    with pytest.raises(DataError, match=r"local\.csv cannot be read"):
         write_report([run])
 
 

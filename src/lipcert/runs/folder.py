@@ -31,6 +31,8 @@ from lipcert.runs.evidence import attacked_accuracy
 from lipcert.runs.folder_parts import (
     OptionalFiles,
     Picture,
+    check_local,
+    check_rests_on,
     read_all_certificates,
     read_attacked,
     read_constants,
@@ -162,11 +164,9 @@ def read_run(folder: Path) -> RunFolder:
     if attacks is not None:
         attacked, distance = attacks
     bound = read("bound", f"{BOUND}.json", lambda path: read_own_bound(path, identity))
-    if bound is not None and bound.guarantee != summary.guarantee:
-        raise DataError(
-            f"{folder}: the summary says {summary.guarantee!r}, its bound "
-            f"{bound.guarantee!r}; certify the model again"
-        )
+    if bound is not None:
+        check_rests_on(folder, summary, bound)
+    check_local(folder, summary)
     return RunFolder(
         folder,
         summary.name or folder.resolve().name,

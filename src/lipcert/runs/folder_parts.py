@@ -18,7 +18,7 @@ from lipcert.certificate import Certificates
 from lipcert.certificate.certificates import take
 from lipcert.certificate.stream import read_certificates, read_origin
 from lipcert.errors import DataError, LipcertError
-from lipcert.layout import CERTIFICATES
+from lipcert.layout import CERTIFICATES, LOCAL
 from lipcert.runs.evidence import read_attacks
 from lipcert.runs.summary import Example, Summary, read_object
 
@@ -117,6 +117,42 @@ def read_constants(path: Path, fingerprint: str | None) -> dict[str, Any]:
             # Raises here, where it is reported as damage, not in the middle of drawing.
             float(value)
     return constants
+
+
+def check_rests_on(folder: Path, summary: Summary, bound: Bound) -> None:
+    """Refuse a summary that says something else about its bound than the bound does."""
+    stated = (summary.guarantee, summary.method, summary.target)
+    found = (bound.guarantee, bound.method, bound.target)
+    constant = summary.mean_constant
+    same_mean = constant is None or np.isclose(constant, bound.mean)
+    if stated != found or not same_mean:
+        raise DataError(
+            f"{folder}: the summary says {stated}, mean constant {constant}, its bound "
+            f"{found}, {bound.mean}; certify the model again"
+        )
+
+
+def check_local(folder: Path, summary: Summary) -> None:
+    """Refuse shares of local certificates that those in the folder do not have."""
+    stated = [entry for entry in summary.at if entry.local is not None]
+    if not stated:
+        return
+    path = folder / LOCAL
+    try:
+        local, origin = read_certificates(path), read_origin(path).get("origin", "")
+    except (OSError, ValueError, LipcertError) as error:
+        raise DataError(
+            f"{path} cannot be read ({error}); certify the model again"
+        ) from None
+    same = f"local {summary.local_norm} " in origin
+    for entry in stated:
+        found = local.certified_accuracy(entry.epsilon)
+        same = same and abs(found - (entry.local or 0.0)) <= _SAME
+    if not same:
+        raise DataError(
+            f"{folder}: the summary is not about the local certificates in {path.name}; "
+            "certify the model again"
+        )
 
 
 def read_own_bound(path: Path, fingerprint: str | None) -> Bound:
