@@ -401,10 +401,10 @@ def thrice(module, inputs):
 HOOKS = {
     "before": lambda c: c.register_forward_pre_hook(thrice),
     "behind": lambda c: c.register_forward_hook(lambda m, x, y: (-y[0], y[1])),
-    "before all": lambda c: module_hooks.register_module_forward_pre_hook(thrice),
-    "behind all": lambda c: module_hooks.register_module_forward_hook(
-        lambda m, x, y: None
-    ),
+}
+HOOKS_FOR_ALL = {
+    "before": lambda: module_hooks.register_module_forward_pre_hook(thrice),
+    "behind": lambda: module_hooks.register_module_forward_hook(lambda m, x, y: None),
 }
 
 
@@ -412,14 +412,25 @@ HOOKS = {
 def test_hooks_on_a_classifier_are_refused(name):
     model, x = linear_net(), torch.rand(3, 4)
     classifier = lipcert.CertifiedClassifier(model, lipcert.bound(model, (4,)))
-    expected = classifier(x)[1]
     handle = HOOKS[name](classifier)
+    with pytest.raises(ModelError, match="hooks"):
+        classifier(x)
+    handle.remove()
+    classifier(x)
+
+
+@pytest.mark.parametrize("name", HOOKS_FOR_ALL)
+def test_hooks_for_all_modules_do_not_run_around_a_classifier(name):
+    model, x = linear_net(), torch.rand(3, 4)
+    classifier = lipcert.CertifiedClassifier(model, lipcert.bound(model, (4,)))
+    expected = classifier(x)
+    handle = HOOKS_FOR_ALL[name]()
     try:
-        with pytest.raises(ModelError, match="hooks"):
-            classifier(x)
+        found = classifier(x)
     finally:
         handle.remove()
-    assert torch.equal(classifier(x)[1], expected)
+    assert torch.equal(found[0], expected[0])
+    assert torch.equal(found[1], expected[1])
 
 
 REACHES = {

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as torch_module
 
 from lipcert.bounds.bound import Bound
 from lipcert.certificate.certify import Certifier
@@ -130,16 +129,16 @@ class CertifiedClassifier(nn.Module):
         result: tuple[Tensor, Tensor] = self._checked(x)
         return result
 
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The same as `forward`: hooks for all modules of torch could change inputs, and do not run here."""
+        return self.forward(x)
+
     def _check_hooks(self) -> None:
-        """Refuse code around this module, which could change what goes in or comes out."""
-        own = len(self._forward_pre_hooks) + len(self._forward_hooks)
-        of_all = len(torch_module._global_forward_pre_hooks)
-        of_all += len(torch_module._global_forward_hooks)
-        if own + of_all > 0:
+        """Refuse hooks, which were registered to change what goes in or comes out, or to see it."""
+        if self._forward_pre_hooks or self._forward_hooks:
             raise ModelError(
-                "a CertifiedClassifier has hooks, or torch has hooks for all modules: "
-                "they could change its inputs, and radii would be about others; remove "
-                "them"
+                "a CertifiedClassifier has hooks: they could change its inputs, and "
+                "radii would be about others; put them around a module that calls it"
             )
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]

@@ -33,7 +33,7 @@ QUICK = ("naive", "liplt")
 
 
 Methods = Annotated[
-    list[str] | None, typer.Option(help=f"all, or a method {METHOD_NAMES}; repeatable.")
+    list[str] | None, typer.Option(help=f"all, or some of {METHOD_NAMES}; repeatable.")
 ]
 Targets = Annotated[
     list[str] | None,

@@ -43,7 +43,7 @@ Out = Annotated[
 Method = Annotated[
     str | None,
     typer.Option(
-        help=f"A method {METHOD_NAMES}; default: that of the run, or liplt.",
+        help=f"{METHOD_NAMES}; default: that of the run, or liplt.",
         show_default=False,
     ),
 ]

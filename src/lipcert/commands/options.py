@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from lipcert.display import TextTable
     from lipcert.models import LoadedModel
 
-METHOD_NAMES = "such as naive, liplt, rescaled, ellipsoids, lipsdp or best"
-"""Examples for --help, which is too quick to look for all methods; a wrong name lists them."""
+METHOD_NAMES = "naive, liplt, rescaled, lt-sdp, ellipsoids, lipsdp, best"
+"""For --help, which is too quick to look for methods of others; a wrong name lists all."""
 
 
 def _number(text: str) -> float:

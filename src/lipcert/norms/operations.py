@@ -21,7 +21,7 @@ def operation_norm(op: LinearOp) -> float:
     for factor, matrices in op.norm_proofs():
         # Groups act on different channels, blocks of one diagonal: the largest of their
         # norms is that of all.
-        largest = max(_matrix_norm(matrix) for matrix in matrices)
+        largest = max(_matrix_norm(matrix, _LARGEST_SIDE) for matrix in matrices)
         best = min(best, round_up(sqrt(factor) * largest, 4))
     return best
 
@@ -38,7 +38,7 @@ def exact_operation_norm(op: LinearOp, limit: int) -> float:
     return best
 
 
-def _matrix_norm(weight: Tensor, limit: int = _LARGEST_SIDE) -> float:
+def _matrix_norm(weight: Tensor, limit: int) -> float:
     """A proved bound on the norm of a matrix; infinite if that would take too long."""
     if min(weight.shape) > limit:
         return inf
