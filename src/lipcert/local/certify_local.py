@@ -178,11 +178,8 @@ def certify_local(
 ) -> Certificates:
     """Certified radii from bounds over a ball around each input, which hold for the model as executed.
 
-    They suit ordinary networks: nonlinearities are replaced by lines that hold over the
-    ball, and rounding is followed inside it.
-
     Args:
-        model: in eval mode; normalisation belongs inside, so that radii are in the units of its input.
+        model: an ordinary network in eval mode; normalisation belongs inside: radii are in the units of its input.
         x: a batch of inputs as a tensor or an array, a torch data set, or an iterable of batches.
         epsilon: the radius is at least this wherever that is proved; without it, the largest one that a search finds.
         norm: 2 or ∞ (`math.inf`): in which norm distances of inputs are measured.
