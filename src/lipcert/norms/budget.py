@@ -158,8 +158,8 @@ def weigh(
         # Spans of 4, 6, 9, 13, … sites: at the latest, the span of the whole network
         # leaves no pair.
         span += span // 2
-    weights = {pair: float(weight[pair]) for pair in pairs if pair not in set(left)}
-    return weights, total_left
+    chosen = sorted(set(pairs).difference(left))
+    return {pair: float(weight[pair]) for pair in chosen}, total_left
 
 
 def inflations(
