@@ -24,13 +24,19 @@ def images(count: int = 4, channels: int = 3, size: int = 12) -> Tensor:
     degrees=st.floats(0, 180),
     translate=st.floats(0, 1),
     flip=st.booleans(),
+    further=st.tuples(*3 * [st.floats(0, 1)]),
     channels=st.sampled_from([1, 3]),
 )
 def test_shape_dtype_and_range_stay(
-    degrees: float, translate: float, flip: bool, channels: int
+    degrees: float,
+    translate: float,
+    flip: bool,
+    further: tuple[float, float, float],
+    channels: int,
 ) -> None:
     x = images(channels=channels)
-    y = Augmentation(degrees, translate, flip)(x)
+    ratios = dict(zip(("zoom", "colour", "erase"), further, strict=True))
+    y = Augmentation(degrees, translate, flip, **ratios)(x)
     assert y.shape == x.shape
     assert y.dtype == x.dtype
     assert bool(((y >= 0) & (y <= 1 + 1e-6)).all())
@@ -145,6 +151,51 @@ def test_the_last_batch_may_be_of_one_and_an_empty_one_stays_empty() -> None:
 def test_bad_options(degrees: float, translate: float, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         Augmentation(degrees, translate)
+
+
+@pytest.mark.parametrize("name", ["zoom", "colour", "erase"])
+def test_bad_ratios(name: str) -> None:
+    with pytest.raises(OptionError, match=f"{name} is -0.1, expected a ratio"):
+        Augmentation(0, 0, **{name: -0.1})
+
+
+def test_a_zoomed_square_is_larger_or_smaller_by_up_to_the_ratio() -> None:
+    x = torch.zeros(200, 1, 40, 40)
+    x[:, :, 10:30, 10:30] = 1
+    torch.manual_seed(0)
+    sides = Augmentation(0, 0, zoom=0.2)(x).sum((1, 2, 3)).sqrt()
+    assert 15.9 < sides.min() < 16.5
+    assert 23.5 < sides.max() < 24.1
+
+
+def test_colours_change_by_up_to_the_ratio_each_and_differ_by_image() -> None:
+    torch.manual_seed(0)
+    change = Augmentation(0, 0, colour=0.2)
+    # A plain grey image has neither contrast nor saturation: brightness is left.
+    grey = change(torch.full((200, 3, 4, 4), 0.5))
+    assert torch.allclose(grey, grey[:, :1, :1, :1].expand_as(grey), atol=1e-6)
+    means = grey.mean((1, 2, 3))
+    assert 0.4 <= means.min() < 0.41
+    assert 0.59 < means.max() <= 0.6
+    # Two greys of equal number: the distance is that of brightness times contrast.
+    x = torch.full((200, 3, 4, 4), 0.4)
+    x[..., 2:] = 0.6
+    y = change(x)
+    distance = (y[:, 0, 0, 3] - y[:, 0, 0, 0]) / y.mean((1, 2, 3)) / 0.4
+    assert 0.8 <= distance.min() < 0.82
+    assert 1.18 < distance.max() <= 1.2 + 1e-6
+
+
+def test_one_grey_square_is_erased() -> None:
+    torch.manual_seed(0)
+    x = torch.ones(300, 3, 16, 16)
+    erased = Augmentation(0, 0, erase=0.25)(x) == 0.5
+    assert torch.equal(erased[:, 0], erased[:, 2])
+    rows, columns = erased[:, 0].any(2).sum(1), erased[:, 0].any(1).sum(1)
+    assert torch.equal(erased[:, 0].sum((1, 2)), rows * columns)
+    # 4 pixels, fewer at the border; everywhere in the image.
+    assert set(rows.tolist()) == {2, 3, 4}
+    assert bool(erased.any(0).all())
 
 
 def test_bad_images() -> None:

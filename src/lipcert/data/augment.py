@@ -1,4 +1,4 @@
-"""Random rotations, translations and flips of whole batches, by kornia."""
+"""Random moves and colours of whole batches; the moves by kornia."""
 
 from __future__ import annotations
 
@@ -22,34 +22,55 @@ class Augmentation(nn.Module):
         degrees: 0 to 180.
         translate: 0 to 1, a ratio of width and height.
         flip: whether to mirror half of the images; the paper does not.
+        zoom: 0 to 1; larger or smaller by up to this ratio. Pixels are then
+            interpolated, which the paper's are not.
+        colour: 0 to 1; brightness, contrast and saturation change by up to this ratio.
+        erase: 0 to 1; a square of this ratio of the sides becomes grey, at a random
+            place.
     """
 
-    def __init__(self, degrees: float, translate: float, flip: bool = False) -> None:
+    def __init__(
+        self,
+        degrees: float,
+        translate: float,
+        flip: bool = False,
+        *,
+        zoom: float = 0.0,
+        colour: float = 0.0,
+        erase: float = 0.0,
+    ) -> None:
         super().__init__()
         if not (isfinite(degrees) and 0 <= degrees <= 180):
             raise OptionError(f"degrees is {degrees}, expected a number from 0 to 180")
-        if not 0 <= translate <= 1:
-            raise OptionError(f"translate is {translate}, expected a ratio from 0 to 1")
+        ratios = {"zoom": zoom, "colour": colour, "erase": erase}
+        for name, ratio in {"translate": translate, **ratios}.items():
+            if not 0 <= ratio <= 1:
+                raise OptionError(f"{name} is {ratio}, expected a ratio from 0 to 1")
         self.degrees, self.translate, self.flip = degrees, translate, flip
+        self.zoom, self.colour, self.erase = zoom, colour, erase
         # In a tuple, so that moving this module to a device does not move the random
         # numbers there.
         self._steps = tuple(self._make_steps())
 
     def _make_steps(self) -> list[nn.Module]:
         steps: list[nn.Module] = []
-        if not (self.degrees or self.translate or self.flip):
-            return steps
-        # Only here: most configurations have no augmentation.
-        from kornia.augmentation import (
-            RandomAffine,
-            RandomHorizontalFlip,
-        )  # takes a while to import
-
-        if self.degrees or self.translate:
+        affine = self.degrees or self.translate or self.zoom
+        if affine or self.flip:
+            # Only here: it takes a while to import, and most configurations need none.
+            from kornia.augmentation import RandomAffine, RandomHorizontalFlip
+        if affine:
             shift = (self.translate, self.translate)
-            steps.append(RandomAffine(self.degrees, shift, resample="NEAREST", p=1.0))
+            scale = (1 - self.zoom, 1 + self.zoom) if self.zoom else None
+            resample = "BILINEAR" if self.zoom else "NEAREST"
+            steps.append(
+                RandomAffine(self.degrees, shift, scale, resample=resample, p=1.0)
+            )
         if self.flip:
             steps.append(RandomHorizontalFlip(p=0.5))
+        if self.colour:
+            steps.append(_Colours(self.colour))
+        if self.erase:
+            steps.append(_Erase(self.erase))
         return steps
 
     def forward(
@@ -81,4 +102,40 @@ class Augmentation(nn.Module):
         return images
 
     def extra_repr(self) -> str:
-        return f"degrees={self.degrees}, translate={self.translate}, flip={self.flip}"
+        named = {"zoom": self.zoom, "colour": self.colour, "erase": self.erase}
+        further = "".join(f", {name}={value}" for name, value in named.items() if value)
+        return f"degrees={self.degrees}, translate={self.translate}, flip={self.flip}{further}"
+
+
+class _Colours(nn.Module):
+    """Brightness, contrast and saturation of every image times a number from 1 − ratio to 1 + ratio each."""
+
+    def __init__(self, ratio: float) -> None:
+        super().__init__()
+        self.ratio = ratio
+
+    def forward(self, images: Tensor) -> Tensor:
+        drawn = 1 + self.ratio * (2 * torch.rand(3, len(images), 1, 1, 1) - 1)
+        brightness, contrast, saturation = drawn.to(images).unbind()
+        images = images * brightness
+        mean = images.mean((1, 2, 3), keepdim=True)
+        images = mean + contrast * (images - mean)
+        grey = images.mean(1, keepdim=True)
+        return (grey + saturation * (images - grey)).clamp(0, 1)
+
+
+class _Erase(nn.Module):
+    """A grey square at a random place of every image, cut off where it leaves the image."""
+
+    def __init__(self, ratio: float) -> None:
+        super().__init__()
+        self.ratio = ratio
+
+    def forward(self, images: Tensor) -> Tensor:
+        centres = torch.rand(2, len(images), 1)
+        outside = [
+            ((torch.arange(size) + 0.5) / size - centre).abs() > self.ratio / 2
+            for size, centre in zip(images.shape[2:], centres, strict=True)
+        ]
+        kept = outside[0][:, None, :, None] | outside[1][:, None, None, :]
+        return torch.where(kept.to(images.device), images, 0.5)

@@ -104,8 +104,11 @@ class ScheduleConfig(Part):
 
 
 class AugmentationConfig(Part):
-    """The paper's (d, t), and flips, which it does not use."""
+    """The paper's (d, t), and flips, zoom, colours and erased squares, which it does not use."""
 
     degrees: Annotated[float, Field(ge=0, le=180)] = 0.0
     translate: Annotated[float, Field(ge=0, le=1)] = 0.0
     flip: bool = False
+    zoom: Annotated[float, Field(ge=0, le=1)] = 0.0
+    colour: Annotated[float, Field(ge=0, le=1)] = 0.0
+    erase: Annotated[float, Field(ge=0, le=1)] = 0.0
