@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lipcert.errors import OptionError, TrainingModeError, check_choice
+from lipcert.network.states import fastest_layout
 
 PAPER_STEP = 0.001
 """The size of the steps of PGD that the paper states."""
@@ -91,44 +92,48 @@ def minimum_norm(
     return _run(attack, None, model, x, classes, pixels, Attacked.nothing(x))
 
 
-class _Tempered(nn.Module):
-    """The model with logits divided such that their typical margin is at most 10: softmax has no gradient at larger."""
+class _Guide(nn.Module):
+    """What shows an attack the way: a model with smaller logits, in the layout in which it is fastest.
 
-    def __init__(self, model: nn.Module, x: Tensor) -> None:
+    Logits are divided such that their typical margin is at most 10: softmax has no
+    gradient at larger ones.
+    """
+
+    def __init__(
+        self, model: nn.Module, x: Tensor, layout: torch.memory_format
+    ) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.layout, self.scale = model, layout, 1.0
         with torch.no_grad():
-            logits = model(x)
-            # Of one logit both columns are the same, and the margin 0.
-            margins = logits.topk(min(2, logits.shape[1]), dim=1).values
-            margin = float((margins[:, 0] - margins[:, -1]).median())
-        self.scale = 1.0
+            logits = self(x)
+        self.finite = bool(logits.isfinite().all())
+        # Of one logit both columns are the same, and the margin 0.
+        margins = logits.topk(min(2, logits.shape[1]), dim=1).values
+        margin = float((margins[:, 0] - margins[:, -1]).median())
         if 10 < margin < torch.inf:
             self.scale = margin / 10
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.model(x)
+        logits: Tensor = self.model(x.contiguous(memory_format=self.layout))
         return logits / self.scale
 
 
-def _guide(model: nn.Module, x: Tensor) -> tuple[nn.Module, Tensor]:
-    """What shows an attack the way, and the inputs it begins from: of a float64 model a copy in float32.
+def _guide(model: nn.Module, x: Tensor) -> tuple[_Guide, Tensor]:
+    """A copy of the model in float32, with convolutions laid out for speed, and the inputs it begins from.
 
     Convolutions in float64 are several times slower, and where the nearest boundary is
     does not depend on the last digits. What is found is judged by the model itself.
     """
-    if x.dtype != torch.float64:
-        return model, x
-    copy = deepcopy(model).float()
     try:
-        with torch.no_grad():
-            logits = copy(x.float())
-    # A model that makes float64 tensors of its own cannot be had in float32.
-    except RuntimeError:
-        return model, x
-    if not bool(logits.isfinite().all()):
-        return model, x
-    return copy, x.float()
+        copy, start = deepcopy(model).float().requires_grad_(False), x.float()
+        guide = _Guide(copy, start, fastest_layout(copy, tuple(x.shape[1:]))).eval()
+        if guide.finite:
+            return guide, start
+    # A model that makes float64 tensors of its own cannot be had in float32; some
+    # cannot be copied.
+    except (RuntimeError, TypeError):
+        pass
+    return _Guide(model, x, torch.contiguous_format).eval(), x
 
 
 def _run(
@@ -152,8 +157,7 @@ def _run(
     if len(left) == 0:
         return best
     guide, start = _guide(model, x[left])
-    tempered = _Tempered(guide, start).eval()
-    attacked_model = PyTorchModel(tempered, bounds=pixels, device=x.device)
+    attacked_model = PyTorchModel(guide, bounds=pixels, device=x.device)
     _, clipped, _ = attack(attacked_model, start, classes[left], epsilons=epsilon)
     candidate: Tensor = clipped.detach().to(x.dtype)
     with torch.no_grad():

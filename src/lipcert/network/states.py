@@ -173,3 +173,27 @@ def quiet() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+@torch.no_grad()
+def fastest_layout(
+    model: nn.Module, input_shape: tuple[int, ...]
+) -> torch.memory_format:
+    """Channels last for convolutions, in which they are fastest, if the model takes such inputs: `view` may not.
+
+    The weights are laid out so, too.
+    """
+    convolves = any(isinstance(module, nn.Conv2d) for module in model.modules())
+    if not convolves or len(input_shape) != 3:
+        return torch.contiguous_format
+    # The weights first: the trial is of the model as it would be run.
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    weights = next(model.parameters(), torch.zeros(()))
+    zeros = weights.new_zeros(2, *input_shape)
+    try:
+        with evaluated(model):
+            model(zeros.contiguous(memory_format=torch.channels_last))
+    except Exception:  # whatever is wrong besides, its capture will tell
+        model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+        return torch.contiguous_format
+    return torch.channels_last

@@ -16,7 +16,7 @@ from lipcert.models.reading import weights_file
 from lipcert.models.weights import load_weights
 from lipcert.network.build import trace
 from lipcert.network.normal_form import Network
-from lipcert.network.states import evaluated
+from lipcert.network.states import fastest_layout
 from lipcert.training.config import TrainConfig
 
 _MONITOR_ITERATIONS = 10
@@ -58,7 +58,7 @@ class Prepared:
         cls, config: TrainConfig, dataset: Dataset, given: nn.Module | None = None
     ) -> Prepared:
         model = build_model(config, dataset.input_shape, dataset.classes, given)
-        memory_format = choose_memory_format(model, dataset.input_shape)
+        memory_format = fastest_layout(model, dataset.input_shape)
         # Before any step and any folder: a network that cannot be followed should fail
         # within seconds.
         network = trace(model, dataset.input_shape, training=True)
@@ -71,29 +71,6 @@ class Prepared:
         if isinstance(config.loss, OwnLoss):
             config.loss.try_out(dataset.classes)
         return cls(model, network, memory_format)
-
-
-@torch.no_grad()
-def choose_memory_format(
-    model: nn.Module, input_shape: tuple[int, ...]
-) -> torch.memory_format:
-    """Channels last for convolutions, in which they are fastest, if the model takes such inputs: `view` may not."""
-    convolves = any(isinstance(module, nn.Conv2d) for module in model.modules())
-    if not convolves or len(input_shape) != 3:
-        return torch.contiguous_format
-    # The weights first: the trial is of the model as it would be trained.
-    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    try:
-        with evaluated(model):
-            model(
-                torch.zeros(2, *input_shape).contiguous(
-                    memory_format=torch.channels_last
-                )
-            )
-    except Exception:  # whatever is wrong besides, its capture will tell
-        model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
-        return torch.contiguous_format
-    return torch.channels_last
 
 
 def build_estimators(config: TrainConfig, prepared: Prepared) -> dict[str, Estimator]:
