@@ -387,9 +387,18 @@ class Counter(nn.Module):
         return x * self.calls
 
 
+class LateCounter(Counter):
+    """It replaces its buffer, and no trial lasts until the result changes."""
+
+    def forward(self, x):
+        self.calls = self.calls + 1
+        return x * torch.where(self.calls < 10**6, 1.0, 5.0)
+
+
 @pytest.mark.parametrize(
     ("model", "remedy"),
     [
+        (LateCounter(buffer=True), "it replaces calls whenever it runs"),
         (Counter(buffer=True), "it changes calls whenever it runs"),
         (Counter(buffer=False), "forward must not depend on .*earlier calls"),
         (
@@ -397,7 +406,7 @@ class Counter(nn.Module):
             r"it changes .*_u, .*call model.eval\(\)",
         ),
     ],
-    ids=["buffer", "attribute", "spectral norm"],
+    ids=["replaced", "buffer", "attribute", "spectral norm"],
 )
 def test_models_whose_results_depend_on_earlier_calls(model, remedy):
     with pytest.raises(UnsupportedError, match=remedy):

@@ -279,7 +279,13 @@ def test_edited_certificates_are_refused(run, undrawn):
 
 
 @pytest.mark.parametrize(
-    "changed", [{"clean": 1.0}, {"at": [{"epsilon": 0.5, "certified": 0.99}]}]
+    "changed",
+    [
+        {"clean": 1.0},
+        {"at": [{"epsilon": 0.5, "certified": 0.99}]},
+        {"execution": "float16"},
+        {"data": "imagenet"},
+    ],
 )
 def test_a_summary_of_other_certificates_is_refused(run, changed, undrawn):
     edit(run / "summary.json", **changed)

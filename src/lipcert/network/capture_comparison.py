@@ -14,7 +14,7 @@ from lipcert.errors import UnsupportedError
 from lipcert.network.explain import first_line, unsupported
 from lipcert.network.kinds import recorded_shape
 from lipcert.network.program import Program, Shape
-from lipcert.network.states import quiet, unchanged
+from lipcert.network.states import quiet, registered, unchanged
 from lipcert.network.watching import Operators, Questions
 
 _WITHOUT, _WITH, _INFERENCE = "without gradients", "with gradients", "in inference mode"
@@ -51,6 +51,7 @@ def check_capture(program: Program, model: nn.Module) -> None:
             "what it has seen; call model.eval()"
         )
         raise unsupported(model, "state", remedy)
+    tensors = registered(model)
     # One after the other, so that what depends on earlier calls shows.
     with unchanged(model):
         # If they differed, certificates would be about another function than the one
@@ -69,6 +70,17 @@ def check_capture(program: Program, model: nn.Module) -> None:
         # A condition such as len(x) > 7 that torch.export did not see shows in a batch
         # that is large enough.
         _compare(program, model, _many_rows(program, model), _WITH)
+        _check_kept(model, tensors)
+
+
+def _check_kept(model: nn.Module, before: dict[str, Tensor]) -> None:
+    """Refuse a model that puts other tensors in the place of its own: self.calls = self.calls + 1."""
+    now = registered(model)
+    replaced = [name for name in before | now if now.get(name) is not before.get(name)]
+    if replaced:
+        shown = ", ".join(replaced)
+        remedy = f"it replaces {shown} whenever it runs; keep what it computes in plain attributes"
+        raise unsupported(model, "state", remedy)
 
 
 def _compare(program: Program, model: nn.Module, batch: int, mode: str) -> None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 _OF_TORCH = frozenset(vars(nn.Module()))
 """Attributes of every module: its tensors, its parts and its hooks."""
@@ -28,6 +28,14 @@ def evaluated(model: nn.Module) -> Iterator[None]:
         # eval mode.
         for module, mode in modes:
             module.training = mode
+
+
+def registered(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters and buffers, by all their names."""
+    return {
+        **dict(model.named_parameters(remove_duplicate=False)),
+        **dict(model.named_buffers(remove_duplicate=False)),
+    }
 
 
 @contextmanager

@@ -71,6 +71,10 @@ def read_all_certificates(folder: Path, summary: Summary) -> Certificates:
     # Without a fingerprint in either, nothing says whose they are.
     known = origin.get("fingerprint") is not None
     belongs = known and origin["fingerprint"] == summary.fingerprint
+    # "cifar10 <checksum> float64 liplt", as `lipcert certify` writes it.
+    came = origin.get("origin", "")
+    belongs = belongs and came.startswith(f"{summary.data} ")
+    belongs = belongs and f" {summary.execution} " in came
     if not belongs or not _states(summary, certificates):
         raise DataError(
             f"{folder}: the summary is not about the certificates beside it, or one of "
