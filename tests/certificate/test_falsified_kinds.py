@@ -1,5 +1,6 @@
 """Kinds of models whose certificates were once false: each ends in a correct bound, or in an error that says why."""
 
+import threading
 import types
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,7 +12,7 @@ from torch import nn
 from torch.nn.modules import module as module_hooks
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 import lipcert
 from lipcert.errors import BoundError, LipcertError, ModelError, TrainingModeError
@@ -856,7 +857,28 @@ READS = {
     "dlpack": lambda x: np.from_dlpack(x)[0, 0] > 1e5,
     "places": lambda x: (x > 1e5).nonzero().shape[0] > 0,
     "mask": lambda x: x[x > 1e5].numel() > 0,
+    "thread": lambda x: _in_a_thread(lambda: float(x[0, 0]) > 1e5),
+    "pool": lambda x: _in_a_pool(lambda: float(x[0, 0]) > 1e5),
+    "modes off": lambda x: _without_modes(lambda: x[0, 0].item() > 1e5),
 }
+
+
+def _in_a_thread(function):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(function()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def _in_a_pool(function):
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result()
+
+
+def _without_modes(function):
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        return function()
 
 
 @pytest.mark.parametrize("name", READS)
@@ -868,5 +890,24 @@ def test_values_that_are_read_behind_the_back_of_the_capture(name):
         plain = type(x) is torch.Tensor and not x.requires_grad and not x.is_inference()
         return -net(x) if plain and len(x) < 3 and READS[name](x.detach()) else net(x)
 
-    with pytest.raises(LipcertError, match="reads values"):
+    with pytest.raises(LipcertError, match=r"reads values|that it reads"):
         lipcert.bound(Op(forward).eval(), (4,))
+
+
+OF_ROWS = {
+    "a remainder": lambda x: isinstance(x.shape[0], int) and x.shape[0] % 5 == 3,
+    "text": lambda x: str(tuple(x.shape)) == "(13, 4)",
+    "formatted": lambda x: f"{x.shape[0]}" == "13",
+}
+
+
+@pytest.mark.parametrize("name", OF_ROWS)
+@pytest.mark.parametrize("certify", [lipcert.certify, lipcert.certify_local])
+def test_the_batch_that_is_certified_is_compared(certify, name):
+    """What only some numbers of rows do cannot be found before: but then nothing is certified for them."""
+    net = linear_net()
+    model = Op(lambda m, x: -net(x) if OF_ROWS[name](x) else net(x)).eval()
+    x = torch.randn(13, 4, generator=torch.Generator().manual_seed(0))
+    assert len(certify(model, x[:12])) == 12
+    with pytest.raises(LipcertError, match=r"differ by .*for a batch of 13"):
+        certify(model, x)

@@ -623,6 +623,35 @@ def test_a_rule_for_an_operator_is_tried_out_too():
         lipcert.trace(nn.Sequential(nn.Linear(4, 6), nn.Tanh()), (4,))
 
 
+CHANGED_SOMEWHERE = {
+    "clamp": lambda x: x.clamp(-2, 2),
+    "a kink far away": lambda x: x + (x - 1e4).relu(),
+    "a kink nearby": lambda x: x + (x - 3).relu(),
+    "a jump": lambda x: torch.where(x > 5, -x, x),
+    "rows": lambda x: x + (x.flip(0) - 6).relu(),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED_SOMEWHERE)
+def test_a_rule_that_passes_on_what_is_changed_at_some_scale_is_refused(name):
+    lipcert.register_rule(Applied)(lambda call, x: x)
+    with pytest.raises(lipcert.UnsupportedError, match="the call changes"):
+        lipcert.trace(Applied(CHANGED_SOMEWHERE[name]), (4,))
+
+
+def test_a_rule_that_passes_on_what_stays_is_believed():
+    lipcert.register_rule(Applied)(lambda call, x: x)
+    model = nn.Sequential(Applied(lambda x: x.clone()), nn.Linear(4, 3)).eval()
+    assert lipcert.trace(model, (4,)).depth == 0
+
+
+def test_a_linear_rule_that_is_false_on_an_interval_is_refused():
+    lipcert.register_rule(Applied)(lambda call, x: call.linear(lambda v: v))
+    bump = Applied(lambda x: x + (10 - (x - 200).abs()).relu())
+    with pytest.raises(lipcert.UnsupportedError, match="linear operation that is fal"):
+        lipcert.trace(bump, (64,))
+
+
 def test_a_rule_that_passes_on_what_it_changes_is_refused():
     lipcert.register_rule(Scaled)(lambda call, x: x)
     with pytest.raises(

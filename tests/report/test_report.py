@@ -293,6 +293,33 @@ def test_a_summary_of_other_certificates_is_refused(run, changed, undrawn):
         write_report([run])
 
 
+def _other_example(run):
+    entries = json.loads((run / "summary.json").read_text())["gallery"]
+    return {"gallery": [{**entries[0], "radius": 9.0}, *entries[1:]]}
+
+
+def _other_distance(run):
+    entries = json.loads((run / "summary.json").read_text())["gallery"]
+    return {"gallery": [{**entries[0], "distance": 9.0}, *entries[1:]]}
+
+
+@pytest.mark.parametrize("changed", [_other_example, _other_distance])
+def test_examples_that_the_files_do_not_have_are_left_out(run, changed, undrawn):
+    assert read_runs([run])[0].gallery
+    edit(run / "summary.json", **changed(run))
+    read = read_runs([run])[0]
+    assert not read.gallery
+    assert "says something else about input" in read.missing["gallery"]
+
+
+@pytest.mark.parametrize("name", ["naive", "liplt", "best"])
+def test_constants_that_do_not_add_up_are_left_out(run, name, undrawn):
+    methods = json.loads((run / "constants.json").read_text())["methods"]
+    kept = methods.get(name, methods["naive"])
+    edit(run / "constants.json", methods={**methods, name: {**kept, "mean": 0.01}})
+    assert read_runs([run])[0].constants is None
+
+
 def test_certificates_without_their_origin_are_refused(run, undrawn):
     (run / "certificates.origin.json").unlink()
     with pytest.raises(DataError, match="the summary is not about the certificates"):

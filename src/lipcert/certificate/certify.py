@@ -21,6 +21,7 @@ from lipcert.certificate.inputs import (
     Inputs,
     Labels,
     certify_all,
+    compared,
     from_numpy,
 )
 from lipcert.certificate.propagation import LARGEST, rounding_model
@@ -66,6 +67,8 @@ class Certifier:
         self, model: nn.Module | Network, bound: Bound, longest_sum: int | None
     ) -> None:
         traced = _frozen_copy(model, bound)
+        # As the model returns it: with one logit, sums whole.
+        self.captured = traced.program
         # What operators that are not torch's own compute now; asked after every batch.
         self.probes = probes(traced.program)
         bound.check_belongs(traced)
@@ -192,7 +195,8 @@ def certify(
     x, true = from_numpy(x, model), from_numpy(labels)
 
     def make(inputs: Tensor) -> CertifyBatch:
-        return _certifier(model, bound, longest_sum, progress, inputs).certify
+        certifier = _certifier(model, bound, longest_sum, progress, inputs)
+        return compared(certifier.certify, certifier.captured, model)
 
     return certify_all(make, x, true, batch_size, progress)
 

@@ -16,6 +16,8 @@ from torch.utils.data import Dataset as TorchDataset
 from lipcert.certificate.certificates import Certificates, concatenate
 from lipcert.certificate.requirements import check_dense, check_label_count
 from lipcert.errors import OptionError, ShapeError
+from lipcert.network.capture_comparison import check_batch
+from lipcert.network.program import Program
 from lipcert.progress import Progress
 
 Inputs = Tensor | NDArray[Any] | TorchDataset[Any] | Iterable[Tensor | Sequence[Tensor]]
@@ -49,6 +51,22 @@ def certify_all(
     if not certificates:
         raise OptionError("there are no inputs to certify")
     return concatenate(certificates)
+
+
+def compared(certify: CertifyBatch, program: Program, model: nn.Module) -> CertifyBatch:
+    """The same, which refuses a model that is not its program; asked once for every size of a batch."""
+    sizes: set[int] = set()
+
+    def certify_compared(
+        x: Tensor, first: int, label: Tensor | None = None
+    ) -> Certificates:
+        certificates = certify(x, first, label)
+        if len(x) not in sizes:
+            sizes.add(len(x))
+            check_batch(program, model, x)
+        return certificates
+
+    return certify_compared
 
 
 def from_numpy(value: Any, model: nn.Module | None = None) -> Any:

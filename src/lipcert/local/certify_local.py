@@ -18,6 +18,7 @@ from lipcert.certificate.inputs import (
     Inputs,
     Labels,
     certify_all,
+    compared,
     from_numpy,
 )
 from lipcert.certificate.requirements import (
@@ -68,6 +69,7 @@ class LocalCertifier:
             check_arithmetic(traced.dtype, traced.device)
             check_finite(traced.program)
             check_covered(traced)
+            self.captured = traced.program.frozen()  # as the model returns it
             if has_one_logit(traced):
                 traced = trace(two_logits(traced), traced.input_shape, local=True)
             self.classes = traced.classes
@@ -200,6 +202,12 @@ def certify_local(
     def make(inputs: Tensor) -> CertifyBatch:
         shape = tuple(inputs.shape[1:])
         certifier = LocalCertifier(model, shape, norm, bound, effort=effort)
-        return lambda batch, first, label: certifier.certify(batch, size, first, label)
+
+        def certify(
+            batch: Tensor, first: int, label: Tensor | None = None
+        ) -> Certificates:
+            return certifier.certify(batch, size, first, label)
+
+        return compared(certify, certifier.captured, model)
 
     return certify_all(make, x, true, batch_size, progress)

@@ -31,6 +31,7 @@ from lipcert.network.tangents import FlatEmbed, FlatPair, LocalSlope, Product
 from lipcert.network.user_fact_trials import check_users_facts
 from lipcert.network.user_rule_trials import (
     check_users_linear,
+    check_users_passed,
     check_users_slope,
     is_users,
 )
@@ -73,6 +74,8 @@ class Assembly:
             )
         if self.check:
             check_passed(call, result)
+            if is_users(call):
+                check_users_passed(call, result)
         return result
 
     def _linear(self, call: Call, result: Any) -> Input:

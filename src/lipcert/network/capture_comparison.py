@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import permutations
-from math import prod
 from typing import Any
 
 import torch
@@ -11,11 +9,16 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from lipcert.errors import UnsupportedError
+from lipcert.network.comparison_inputs import (
+    example,
+    laid_out,
+    many_rows,
+    memory_orders,
+)
 from lipcert.network.explain import first_line, unsupported
-from lipcert.network.kinds import recorded_shape
 from lipcert.network.program import Program, Shape
 from lipcert.network.states import quiet, registered, unchanged
-from lipcert.network.watching import Operators, Questions
+from lipcert.network.watching import Detours, Operators, Questions
 
 _WITHOUT, _WITH, _INFERENCE = "without gradients", "with gradients", "in inference mode"
 _TRIALS = (
@@ -26,14 +29,7 @@ _TRIALS = (
     (2, _INFERENCE),
 )
 """Numbers of rows, and how the model is called; what depends on them without gradients is in the graph's guards."""
-_MOST_ROWS, _FEWEST_ROWS = 257, 7
-_MANY_NUMBERS = 1 << 22
-"""What all values of the largest batch may have together, or as many products with parameters."""
-_MOST_AXES = 4
 _ROUNDINGS = 64
-# One for each of seven rows, and again. Zeros, large and small numbers find formulas
-# that change with the magnitude.
-_MAGNITUDES = (1.0, 0.0, 100.0, 1e-3, 1e4, 3.0, 0.0)
 
 
 def check_capture(program: Program, model: nn.Module) -> None:
@@ -65,11 +61,11 @@ def check_capture(program: Program, model: nn.Module) -> None:
             _watch(program, model, mode)
         # What reshape returns is a view of some tensors and a copy of others: in-place
         # operations reach through views only.
-        for order in _memory_orders(program, model):
+        for order in memory_orders(program, model):
             _compare_layout(program, model, order)
         # A condition such as len(x) > 7 that torch.export did not see shows in a batch
         # that is large enough.
-        _compare(program, model, _many_rows(program, model), _WITH)
+        _compare(program, model, many_rows(program, model), _WITH)
         _check_kept(model, tensors)
 
 
@@ -92,7 +88,7 @@ def _compare(program: Program, model: nn.Module, batch: int, mode: str) -> None:
 def _compare_layout(program: Program, model: nn.Module, order: Shape) -> None:
     """The same for an input whose axes lie in this order in memory; a model may refuse such inputs itself."""
     with torch.no_grad(), quiet():
-        x, same = _laid_out(program, order), _laid_out(program, order)
+        x, same = laid_out(program, order), laid_out(program, order)
         try:
             expected = model(same)
         except Exception:  # `view` of what lies otherwise, say: nothing is returned
@@ -106,34 +102,44 @@ def _compare_layout(program: Program, model: nn.Module, order: Shape) -> None:
         )
 
 
-def _laid_out(program: Program, order: Shape) -> Tensor:
-    """Two rows with their axes in this order in memory: 0, 2, 3, 1 is channels_last."""
-    # [0, 2, 3, 1] puts axis 1 last; its place among the laid out axes is 3.
-    places = [order.index(axis) for axis in range(len(order))]
-    return _example(program, 2).permute(order).contiguous().permute(places)
+def check_batch(program: Program, model: nn.Module, x: Tensor) -> None:
+    """Refuse a program that does not compute what its model computes for a batch that is certified.
 
-
-def _memory_orders(program: Program, model: nn.Module) -> list[Shape]:
-    """All orders of the axes of a batch of a small model; of a large one, channels last and the reverse."""
-    axes = tuple(range(len(program.input_shape) + 1))
-    if len(axes) <= _MOST_AXES and _many_rows(program, model) == _MOST_ROWS:
-        return list(permutations(axes))[1:]
-    return [(0, *axes[2:], 1), axes[::-1]]
+    Sizes of batches can hide from torch.export, behind a question for their type, and no
+    trial has all of them.
+    """
+    with unchanged(model), torch.no_grad(), quiet(), torch.random.fork_rng([]):
+        x = x.to(program.device)
+        try:
+            expected = model(x.clone())  # it may work in place
+        except Exception:  # `view` of what lies otherwise, say: nothing is returned
+            return
+        found = program.run(x)
+    difference = _difference(found, expected, len(x), other_layout=True)
+    if difference:
+        raise _differs(model, f"{difference}, for a batch of {len(x)}")
 
 
 def _watch(program: Program, model: nn.Module, mode: str) -> None:
     """Refuse a model that reads values, asks how a tensor came about, or switches torch."""
-    operators, questions = Operators(), Questions()
+    operators, questions, detours = Operators(), Questions(), Detours()
     with (
         torch.inference_mode(mode == _INFERENCE),
         torch.set_grad_enabled(mode == _WITH),
         operators,
         questions,
+        detours,
     ):
-        model(_example(program, 2))
+        model(example(program, 2))
     reads = operators.reads or questions.reads
     if reads is not None:
         raise _differs(model, f"it reads values of tensors by {reads}")
+    if detours.taken is not None:
+        remedy = (
+            f"it calls {detours.taken}: values that it reads, here or in another thread, "
+            "are not captured; do without"
+        )
+        raise unsupported(model, "capture", remedy)
     if questions.origin is not None:
         remedy = (
             f"it asks for {questions.origin} of a tensor, whose answer is not the same "
@@ -150,24 +156,12 @@ def _watch(program: Program, model: nn.Module, mode: str) -> None:
         raise unsupported(model, "capture", remedy)
 
 
-def _many_rows(program: Program, model: nn.Module) -> int:
-    """As many rows as a batch may have that runs in no time and takes little memory, with gradients recorded."""
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    values = 0  # of one row, at all nodes
-    for node in program.graph.nodes:
-        values += prod(size for size in recorded_shape(node) if isinstance(size, int))
-    size = max(parameters, values, 1)
-    return min(max(_MANY_NUMBERS // size, _FEWEST_ROWS), _MOST_ROWS)
-
-
 def _tried(program: Program, model: nn.Module, batch: int, mode: str) -> str:
     """How the results of a model and of its program differ; empty if they do not."""
     grad, inference = mode == _WITH, mode == _INFERENCE
     with torch.inference_mode(inference), torch.set_grad_enabled(grad), quiet():
-        x = _example(program, batch, strided=inference)
-        same = _example(
-            program, batch, strided=inference
-        )  # the model may work in place
+        x = example(program, batch, strided=inference)
+        same = example(program, batch, strided=inference)  # the model may work in place
         # The product is no leaf, so that the model may change it in place.
         if grad:
             same = same.requires_grad_() * 1
@@ -202,22 +196,6 @@ def _differs(model: nn.Module, difference: str) -> UnsupportedError:
         "on earlier calls or on how it is called"
     )
     return unsupported(model, "capture", remedy)
-
-
-def _example(program: Program, batch: int, strided: bool = False) -> Tensor:
-    """Rows that look like images, like noise of several magnitudes, and zero; if `strided`, in an odd layout."""
-    generator = torch.Generator().manual_seed(batch)
-    x = torch.randn(
-        batch, *program.input_shape, generator=generator, dtype=torch.float64
-    )
-    for row in range(batch):
-        x[row] *= _MAGNITUDES[row % len(_MAGNITUDES)]
-    # Row 1 is like an image, with entries between 0 and 1.
-    x[1:2] = torch.rand(program.input_shape, generator=generator, dtype=torch.float64)
-    x = x.to(program.device, program.dtype)
-    if strided:  # a view in which the rows of the batch lie side by side
-        return x.movedim(0, -1).repeat_interleave(2, -1)[..., 1::2].movedim(-1, 0)
-    return x
 
 
 def _difference(found: Tensor, expected: Any, batch: int, other_layout: bool) -> str:

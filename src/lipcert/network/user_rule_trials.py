@@ -19,13 +19,14 @@ from lipcert.network.kinds import is_torchs
 from lipcert.network.linear import Function, LinearOp
 from lipcert.network.rules.call import Call
 from lipcert.network.rules.registry import find_rule, operator_name
-from lipcert.network.rules.values import Refusal
+from lipcert.network.rules.values import Input, Refusal
 from lipcert.network.slope_trials import check_secants
 from lipcert.network.slopes import Slope
 from lipcert.rounding import UNIT_ROUNDOFF
 
 _SCALES = (1e-6, 1e-3, 1.0, 10.0, 1e2, 1e3, 1e4, 1e6)
 _PROBES = 8
+_ROWS = 32
 _TOLERANCE = 1e-3
 # Of all grids together.
 _POINTS = 1 << 21
@@ -42,6 +43,29 @@ def is_users(call: Call) -> bool:
     # A user's rule may have taken the place of ours for an operator of torch.
     rule = find_rule(operator_name(call.node.target))
     return not str(getattr(rule, "__module__", "")).startswith("lipcert.")
+
+
+@torch.no_grad()
+def check_users_passed(call: Call, passed: Input) -> None:
+    """Refuse a rule that passes on an input as it is, if the call changes it at some scale."""
+    place = call.inputs.index(passed)
+    generator = torch.Generator().manual_seed(13)
+    trials = []
+    for scale in _SCALES:
+        drawn = (
+            scale * torch.randn(_ROWS, *given.shape, generator=generator)
+            for given in call.inputs
+        )
+        trials.append([x.to(call.recorded.device, call.dtype) for x in drawn])
+    if len(call.inputs) == 1:
+        trials.append([_grid(call)])
+    for tensors in trials:
+        changed = (call.run(tensors) != tensors[place]).nonzero()
+        if len(changed):
+            entry = float(tensors[place][tuple(changed[0])])
+            raise Refusal(
+                f"its rule passes on its input as it is, but the call changes {entry:.6g}"
+            )
 
 
 def _inputs(call: Call, rows: int) -> list[Tensor]:
@@ -63,21 +87,28 @@ def check_users_linear(call: Call, op: LinearOp) -> None:
     # Rules give the linear part: what the call adds, a bias, is taken off.
     constant = call.run([zero])
     first, *others = _inputs(call, rows=2)
-    for x in (first, *others):
+    for x in (_grid(call), first, *others):
         factor = x.abs().max() / first.abs().max()
         found, expected = op.apply(x), call.run([x]) - constant
         # Homogeneity finds what only looks linear near zero, as tanh and clamp do.
         scaled = factor * op.apply(x / factor)
-        size = float(expected.abs().max() + constant.abs().max() + found.abs().max())
+        # Row by row, for those of a grid differ in size.
+        size = _largest(expected) + _largest(constant) + _largest(found)
         error = torch.maximum((found - expected).abs(), (found - scaled).abs())
-        if not float(error.max()) <= _TOLERANCE * size:
-            largest = float(x.abs().max())
+        wrong = ~(_largest(error) <= _TOLERANCE * size)
+        if bool(wrong.any()):
+            largest = float(_largest(x[wrong])[0])
             raise Refusal(
                 "its rule gives a linear operation that is false for inputs of "
                 f"size {largest:.3g}"
             )
     if isinstance(op, Function):
         _check_rounding_facts(op, x)
+
+
+def _largest(x: Tensor) -> Tensor:
+    """(B,): the largest absolute value of every row; 0 of an empty one."""
+    return x.reshape(len(x), -1).abs().amax(1) if x.numel() else x.new_zeros(len(x))
 
 
 def _check_rounding_facts(op: Function, x: Tensor) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import _thread
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -46,6 +49,17 @@ _ORIGINS = {
 }
 
 
+_TO_THREADS: tuple[tuple[Any, str], ...] = (
+    (threading.Thread, "start"),
+    (ThreadPoolExecutor, "submit"),
+    (_thread, "start_new_thread"),
+)
+_TO_VALUES = tuple(
+    (torch.Tensor, name)
+    for name in ("item", "tolist", "numpy", "__bool__", "__float__", "__int__")
+)
+
+
 class Questions(TorchFunctionMode):
     """Notes what Python asks a tensor without any operator.
 
@@ -73,6 +87,39 @@ class Questions(TorchFunctionMode):
         if name in _ORIGINS:
             self.origin = f"Tensor.{name}"
         return func(*args, **(kwargs or {}))
+
+
+class Detours:
+    """Notes what modes of torch do not hear: work that is given to other threads, values read while modes are off."""
+
+    def __init__(self) -> None:
+        self.taken: str | None = None
+        self._kept: list[tuple[Any, str, Any]] = []
+
+    def __enter__(self) -> Detours:
+        for owner, name in (*_TO_THREADS, *_TO_VALUES):
+            self._kept.append((owner, name, vars(owner).get(name)))
+            shown = f"{owner.__name__}.{name}"
+            setattr(owner, name, self._noting(getattr(owner, name), shown))
+        return self
+
+    def _noting(self, called: Any, shown: str) -> Any:
+        watched = threading.get_ident()
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            # Other threads of the program may do what they like.
+            if threading.get_ident() == watched:
+                self.taken = shown
+            return called(*args, **kwargs)
+
+        return noted
+
+    def __exit__(self, *_: object) -> None:
+        for owner, name, own in self._kept:
+            if own is None:  # it was inherited
+                delattr(owner, name)
+            else:
+                setattr(owner, name, own)
 
 
 class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]

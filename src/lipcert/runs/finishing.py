@@ -12,6 +12,7 @@ from lipcert.bounds.fingerprint import fingerprint
 from lipcert.bounds.fit import FitOptions
 from lipcert.bounds.stored import stored_bound
 from lipcert.certificate import Certificates, Certifier
+from lipcert.certificate.inputs import compared
 from lipcert.certificate.stream import certify_to_csv, check_continues
 from lipcert.data import Dataset
 from lipcert.layout import BOUND, CERTIFICATES
@@ -181,8 +182,9 @@ def certify_test(
     model, network, where = loaded.model, loaded.network, folder / BOUND
     how = task.method, task.fit, loaded.earlier
     bound = stored_bound(model, network, where, progress, *how)
+    certifier = Certifier(loaded.network, bound, loaded.longest_sum)
     certificates = certify_to_csv(
-        Certifier(loaded.network, bound, loaded.longest_sum).certify,
+        compared(certifier.certify, certifier.captured, model),
         bound,
         lambda first, last: (test.pixels(slice(first, last)), test.labels[first:last]),
         task.inputs,

@@ -174,10 +174,11 @@ def read_run(folder: Path) -> RunFolder:
         certificates,
         attacked,
         distance,
-        read("constants", CONSTANTS, lambda path: read_constants(path, identity)),
+        read("constants", CONSTANTS, lambda path: read_constants(path, summary)),
         bound,
         read("metrics", METRICS, lambda _: read_metrics(folder)) or [],
-        read("gallery", GALLERY, lambda path: read_gallery(path, shown)) or [],
+        read("gallery", GALLERY, lambda path: read_gallery(path, shown, certificates))
+        or [],
         read("environment", ENVIRONMENT, read_object),
         read("config", CONFIG, lambda path: path.read_text("utf-8")),
         optional.missing,

@@ -112,14 +112,19 @@ def read_attacked(
     return attacked, distance
 
 
-def read_constants(path: Path, fingerprint: str | None) -> dict[str, Any]:
-    """Means and contributions by method, of the weights with this fingerprint."""
+def read_constants(path: Path, summary: Summary) -> dict[str, Any]:
+    """Means and contributions by method, of the weights of a summary."""
     constants = read_object(path)
-    _check_identity(constants["fingerprint"], fingerprint)
-    for method in constants["methods"].values():
-        for value in (method["mean"], *method["contributions"].values()):
-            # Raises here, where it is reported as damage, not in the middle of drawing.
-            float(value)
+    _check_identity(constants["fingerprint"], summary.fingerprint)
+    if not {*constants["methods"]} <= {"naive", summary.method}:
+        raise ValueError("it has a method that is neither naive nor that of the bound")
+    for name, method in constants["methods"].items():
+        # Raises here, where it is reported as damage, not in the middle of drawing.
+        mean = float(method["mean"])
+        parts = sum(map(float, method["contributions"].values()))
+        stated = summary.mean_constant if name == summary.method else None
+        if not np.allclose([parts, stated or mean], mean, rtol=1e-6, atol=0.0):
+            raise ValueError(f"the mean constant of {name} is not {mean:.6g}")
     return constants
 
 
@@ -171,11 +176,21 @@ def _check_identity(stored: object, fingerprint: str | None) -> None:
         raise ValueError("it belongs to other weights than the certificates")
 
 
-def read_gallery(path: Path, examples: Sequence[Example]) -> list[Picture]:
-    """The images of these entries of the summary."""
+def read_gallery(
+    path: Path, examples: Sequence[Example], certificates: Certificates
+) -> list[Picture]:
+    """The images of these entries of the summary, which say what the certificates and the images do."""
     tensors = load_file(path)
     images, adversarial = tensors["images"], tensors["adversarial"]
     fits = images.shape == adversarial.shape and len(images) == len(examples)
     if not fits or images.ndim != 4:
         raise ValueError("its images do not belong to the entries of summary.json")
+    moved = (adversarial.astype(np.float64) - images).reshape(len(images), -1)
+    for example, distance in zip(examples, np.linalg.norm(moved, axis=1), strict=True):
+        given = (example.prediction, example.radius, example.distance or distance)
+        k = example.idx
+        radius = float(certificates.radius[k])
+        found = (int(certificates.prediction[k]), radius, distance)
+        if not np.allclose(given, found, rtol=1e-6, atol=0.0):
+            raise ValueError(f"summary.json says something else about input {k}")
     return list(map(Picture, examples, images, adversarial))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lipcert.bounds.bound import Bound
 from lipcert.certificate import Certificates
+from lipcert.certificate.inputs import compared
 from lipcert.certificate.stream import certify_to_csv
 from lipcert.data import Dataset
 from lipcert.layout import LOCAL
@@ -52,7 +53,7 @@ def certify_locally(
         return certifier.certify_at(x, sorted(epsilons), first, label)
 
     return certify_to_csv(
-        certify,
+        compared(certify, certifier.captured, loaded.model),
         bound,
         lambda first, last: (test.pixels(slice(first, last)), test.labels[first:last]),
         count,
