@@ -55,7 +55,7 @@ def certify_all(
 
 def compared(certify: CertifyBatch, program: Program, model: nn.Module) -> CertifyBatch:
     """The same, which refuses a model that is not its program; asked once for every size of a batch."""
-    sizes: set[int] = set()
+    sizes = {0}  # of an empty batch there is nothing to compare
 
     def certify_compared(
         x: Tensor, first: int, label: Tensor | None = None
