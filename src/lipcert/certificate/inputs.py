@@ -16,6 +16,7 @@ from torch.utils.data import Dataset as TorchDataset
 from lipcert.certificate.certificates import Certificates, concatenate
 from lipcert.certificate.requirements import check_dense, check_label_count
 from lipcert.errors import OptionError, ShapeError
+from lipcert.network.capture import CAPTURE_LOCK
 from lipcert.network.capture_comparison import check_batch
 from lipcert.network.program import Program
 from lipcert.progress import Progress
@@ -63,7 +64,9 @@ def compared(certify: CertifyBatch, program: Program, model: nn.Module) -> Certi
         certificates = certify(x, first, label)
         if len(x) not in sizes:
             sizes.add(len(x))
-            check_batch(program, model, x)
+            # While another thread captures the model, its tensors are not its own.
+            with CAPTURE_LOCK:
+                check_batch(program, model, x)
         return certificates
 
     return certify_compared
