@@ -24,11 +24,10 @@ def fewest_faults(repeats=16):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
 def test_freed_memory_is_used_again_within():
-    outside = fewest_faults()
+    # Outside there are as many faults as pages, or fewer where the system gives
+    # several or huge pages at once: that is the system's affair.
     with reused_memory():
-        inside = fewest_faults()
-    assert outside >= PAGES / 2
-    assert inside < PAGES / 100
+        assert fewest_faults() < PAGES / 100
 
 
 def test_groups_stay_within_the_memory():
