@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from lipcert.errors import UnsupportedError
 from lipcert.network.comparison_inputs import (
     example,
     laid_out,
     many_rows,
     memory_orders,
+    unwritable,
 )
 from lipcert.network.explain import first_line, unsupported
-from lipcert.network.program import Program, Shape
+from lipcert.network.program import Program
 from lipcert.network.states import quiet, registered, unchanged
-from lipcert.network.watching import Detours, Operators, Questions
+from lipcert.network.watched_run import INFERENCE, WITH, WITHOUT, differs, watch
 
-_WITHOUT, _WITH, _INFERENCE = "without gradients", "with gradients", "in inference mode"
 _TRIALS = (
-    (1, _WITHOUT),
-    (1, _WITH),
-    (2, _WITHOUT),
-    (2, _WITH),
-    (2, _INFERENCE),
+    (1, WITHOUT),
+    (1, WITH),
+    (2, WITHOUT),
+    (2, WITH),
+    (2, INFERENCE),
 )
 """Numbers of rows, and how the model is called; what depends on them without gradients is in the graph's guards."""
 _ROUNDINGS = 64
@@ -57,15 +58,22 @@ def check_capture(program: Program, model: nn.Module) -> None:
         # `if x.max() > 1` stops torch.export, unless the model hides it: then it shows
         # here. So do switches of torch, which torch.export drops, and questions about
         # tensors that it answers by itself.
-        for mode in (_WITHOUT, _WITH, _INFERENCE):
-            _watch(program, model, mode)
+        for mode in (WITHOUT, WITH, INFERENCE):
+            watch(program, model, mode)
         # What reshape returns is a view of some tensors and a copy of others: in-place
         # operations reach through views only.
         for order in memory_orders(program, model):
-            _compare_layout(program, model, order)
+            shown = f"with the memory layout {', '.join(map(str, order))}"
+            with torch.no_grad():
+                _compare_input(program, model, partial(laid_out, program, order), shown)
+        # `try: x.sub_(1)` is another model for inputs that must not be written to.
+        for shown, make in unwritable(program).items():
+            for recorded in (True, False):
+                with torch.set_grad_enabled(recorded):
+                    _compare_input(program, model, make, shown)
         # A condition such as len(x) > 7 that torch.export did not see shows in a batch
         # that is large enough.
-        _compare(program, model, many_rows(program, model), _WITH)
+        _compare(program, model, many_rows(program, model), WITH)
         _check_kept(model, tensors)
 
 
@@ -82,24 +90,23 @@ def _check_kept(model: nn.Module, before: dict[str, Tensor]) -> None:
 def _compare(program: Program, model: nn.Module, batch: int, mode: str) -> None:
     difference = _tried(program, model, batch, mode)
     if difference:
-        raise _differs(model, f"{difference}, for a batch of {batch} {mode}")
+        raise differs(model, f"{difference}, for a batch of {batch} {mode}")
 
 
-def _compare_layout(program: Program, model: nn.Module, order: Shape) -> None:
-    """The same for an input whose axes lie in this order in memory; a model may refuse such inputs itself."""
-    with torch.no_grad(), quiet():
-        x, same = laid_out(program, order), laid_out(program, order)
+def _compare_input(
+    program: Program, model: nn.Module, make: Callable[[], Tensor], shown: str
+) -> None:
+    """The same for an input of this kind; a model may refuse such inputs itself."""
+    with quiet():
+        x, same = make(), make()
         try:
             expected = model(same)
         except Exception:  # `view` of what lies otherwise, say: nothing is returned
             return
         found = program.run(x)
-    difference = _difference(found, expected, len(x), other_layout=True)
+    difference = _difference(found.detach(), expected, len(x), other_layout=True)
     if difference:
-        shown = ", ".join(map(str, order))
-        raise _differs(
-            model, f"{difference}, for an input with the memory layout {shown}"
-        )
+        raise differs(model, f"{difference}, for an input {shown}")
 
 
 def check_batch(program: Program, model: nn.Module, x: Tensor) -> None:
@@ -117,48 +124,12 @@ def check_batch(program: Program, model: nn.Module, x: Tensor) -> None:
         found = program.run(x)
     difference = _difference(found, expected, len(x), other_layout=True)
     if difference:
-        raise _differs(model, f"{difference}, for a batch of {len(x)}")
-
-
-def _watch(program: Program, model: nn.Module, mode: str) -> None:
-    """Refuse a model that reads values, asks how a tensor came about, or switches torch."""
-    operators, questions, detours = Operators(), Questions(), Detours()
-    with (
-        torch.inference_mode(mode == _INFERENCE),
-        torch.set_grad_enabled(mode == _WITH),
-        operators,
-        questions,
-        detours,
-    ):
-        model(example(program, 2))
-    reads = operators.reads or questions.reads
-    if reads is not None:
-        raise _differs(model, f"it reads values of tensors by {reads}")
-    if detours.taken is not None:
-        remedy = (
-            f"it calls {detours.taken}: values that it reads, here or in another thread, "
-            "are not captured; do without"
-        )
-        raise unsupported(model, "capture", remedy)
-    if questions.origin is not None:
-        remedy = (
-            f"it asks for {questions.origin} of a tensor, whose answer is not the same "
-            "for all equal tensors: memory formats and views differ; do without, or "
-            "call x.contiguous() without asking"
-        )
-        raise unsupported(model, "capture", remedy)
-    if operators.switched:
-        names = ", ".join(sorted(operators.switched))
-        remedy = (
-            f"it switches {names} while it runs, which torch.export does not capture; "
-            "set it outside of the model, for all of it, or not at all"
-        )
-        raise unsupported(model, "capture", remedy)
+        raise differs(model, f"{difference}, for a batch of {len(x)}")
 
 
 def _tried(program: Program, model: nn.Module, batch: int, mode: str) -> str:
     """How the results of a model and of its program differ; empty if they do not."""
-    grad, inference = mode == _WITH, mode == _INFERENCE
+    grad, inference = mode == WITH, mode == INFERENCE
     with torch.inference_mode(inference), torch.set_grad_enabled(grad), quiet():
         x = example(program, batch, strided=inference)
         same = example(program, batch, strided=inference)  # the model may work in place
@@ -176,7 +147,7 @@ def _tried(program: Program, model: nn.Module, batch: int, mode: str) -> str:
             found = program.run(x)
         except Exception as error:  # whatever the model's code raises
             failure = f"it fails {mode}, {type(error).__name__}: {first_line(error)}"
-            raise _differs(model, failure) from error
+            raise differs(model, failure) from error
     if isinstance(expected, FakeTensor):
         remedy = (
             "it keeps a tensor that it computes at its first call, outside of its "
@@ -185,17 +156,6 @@ def _tried(program: Program, model: nn.Module, batch: int, mode: str) -> str:
         )
         raise unsupported(model, "capture", remedy)
     return _difference(found.detach(), expected, batch, other_layout=inference)
-
-
-def _differs(model: nn.Module, difference: str) -> UnsupportedError:
-    remedy = (
-        f"what torch.export captures is not what the model returns: {difference}; "
-        "forward must not depend on the batch "
-        "size (x.squeeze() does), on gradients being recorded, on memory layouts, on "
-        "values that it reads, on chance, "
-        "on earlier calls or on how it is called"
-    )
-    return unsupported(model, "capture", remedy)
 
 
 def _difference(found: Tensor, expected: Any, batch: int, other_layout: bool) -> str:

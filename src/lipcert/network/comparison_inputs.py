@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import permutations
 from math import prod
 
@@ -14,7 +15,7 @@ from lipcert.network.program import Program, Shape
 _MOST_ROWS, _FEWEST_ROWS = 257, 7
 _MANY_NUMBERS = 1 << 22
 """What all values of the largest batch may have together, or as many products with parameters."""
-_MOST_AXES = 4
+_MOST_AXES = 5
 # One for each of seven rows, and again. Zeros, large and small numbers find formulas
 # that change with the magnitude.
 _MAGNITUDES = (1.0, 0.0, 100.0, 1e-3, 1e4, 3.0, 0.0)
@@ -22,9 +23,42 @@ _MAGNITUDES = (1.0, 0.0, 100.0, 1e-3, 1e4, 3.0, 0.0)
 
 def laid_out(program: Program, order: Shape) -> Tensor:
     """Two rows with their axes in this order in memory: 0, 2, 3, 1 is channels_last."""
-    # [0, 2, 3, 1] puts axis 1 last; its place among the laid out axes is 3.
-    places = [order.index(axis) for axis in range(len(order))]
-    return example(program, 2).permute(order).contiguous().permute(places)
+    rows = example(program, 2)
+    # Written out: an axis of length one may have any stride, and `contiguous` leaves
+    # what it has.
+    strides = [0] * len(order)
+    step = 1
+    for axis in reversed(order):
+        strides[axis] = step
+        step *= rows.shape[axis]
+    placed = torch.empty_strided(
+        rows.shape, strides, dtype=rows.dtype, device=rows.device
+    )
+    return placed.copy_(rows)
+
+
+def unwritable(program: Program) -> dict[str, Callable[[], Tensor]]:
+    """Inputs in whose place nothing may be written: what a model makes of the error is its own affair."""
+
+    def leaf() -> Tensor:
+        return example(program, 2).requires_grad_()
+
+    def one_of_several_views() -> Tensor:
+        return torch.stack([example(program, 2)] * 2).requires_grad_().unbind()[0]
+
+    def repeated() -> Tensor:
+        return example(program, 2)[:1].expand(2, *program.input_shape)
+
+    def of_inference_mode() -> Tensor:
+        with torch.inference_mode():
+            return example(program, 2)
+
+    return {
+        "that requires gradients": leaf,
+        "that is one of several views": one_of_several_views,
+        "whose rows share their memory": repeated,
+        "that was made in inference mode": of_inference_mode,
+    }
 
 
 def memory_orders(program: Program, model: nn.Module) -> list[Shape]:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import _thread
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from lipcert.network.states import switches
+from lipcert.network.value_errors import may_raise, plain_name
 
+_SHAPES = {"is_same_size", "sym_size", "sym_numel", "sym_stride"}
+"""Operators that tell of shapes alone."""
 _VALUE_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _READERS = {
     "numpy",
@@ -24,6 +30,12 @@ _READERS = {
     "__format__",
     "storage",
     "untyped_storage",
+    "apply_",
+    "map_",
+    "map2_",
+    "q_scale",
+    "q_zero_point",
+    "qscheme",
 }
 # Equal tensors give different answers. torch.export answers for the tensor that it has
 # made itself: contiguous, no view, made by no operation.
@@ -65,6 +77,7 @@ class Questions(TorchFunctionMode):
 
     reads: by what it got at the numbers of a tensor.
     origin: what it asked of how a tensor lies in memory, or came about.
+    failed: what raised an error; the model caught it if it still returns.
 
     Code of torch itself is not heard, for a mode is off within the functions that it is
     told of.
@@ -74,6 +87,7 @@ class Questions(TorchFunctionMode):
         super().__init__()
         self.reads: str | None = None
         self.origin: str | None = None
+        self.failed: str | None = None
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -82,11 +96,16 @@ class Questions(TorchFunctionMode):
         # Of an attribute, its getter is called.
         if name == "__get__":
             name = getattr(func.__self__, "__name__", "")
-        if name in _READERS:
+        splits_at = args[1:2] if name == "tensor_split" else ()
+        if name in _READERS or any(isinstance(at, torch.Tensor) for at in splits_at):
             self.reads = f"Tensor.{name}"
         if name in _ORIGINS:
             self.origin = f"Tensor.{name}"
-        return func(*args, **(kwargs or {}))
+        try:
+            return func(*args, **(kwargs or {}))
+        except Exception:
+            self.failed = name
+            raise
 
 
 class Detours:
@@ -125,14 +144,18 @@ class Detours:
 class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes operators that read values into Python, and switches of torch that differ from those outside.
 
-    Raising would not help, for models may catch errors.
+    Raising would not help, for models may catch errors. `raising` counts the operators
+    that may raise one because of the values of x, or of what is computed from it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, x: Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.reads: Any = None
         self.switched: set[str] = set()
+        self.raising: Counter[str] = Counter()
         self._outside = switches()
+        # Kept, so that no other tensor takes a place that is noted here.
+        self._dependent = {_place(x): x}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -143,7 +166,39 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for name, value in switches().items():
             if value != self._outside[name]:
                 self.switched.add(name)
-        return func(*args, **(kwargs or {}))
+        # In inference mode, operators that are made of others come whole.
+        if torch.is_inference_mode_enabled():
+            with self:
+                composed = func.decompose(*args, **(kwargs or {}))
+            if composed is not NotImplemented:
+                return composed
+        given = tree_leaves((args, kwargs))
+        dependent = any(self._depends(value) for value in given)
+        if dependent:
+            if _answers(func):
+                self.reads = func
+            if may_raise(func, given):
+                self.raising[plain_name(func)] += 1
+        results = func(*args, **(kwargs or {}))
+        if dependent:
+            for result in tree_leaves(results):
+                if isinstance(result, Tensor):
+                    self._dependent[_place(result)] = result
+        return results
+
+    def _depends(self, value: Any) -> bool:
+        return isinstance(value, Tensor) and _place(value) in self._dependent
+
+
+def _place(tensor: Tensor) -> int:
+    """Where the numbers of a tensor are; views have those of what they show."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _answers(func: Any) -> bool:
+    """Whether an operator returns anything but tensors: a number or a truth value, which Python can ask."""
+    kinds = {str(value.type) for value in func._schema.returns}
+    return not kinds <= {"Tensor", "List[Tensor]"} and plain_name(func) not in _SHAPES
 
 
 def _by_numbers(func: Any, args: Any) -> bool:
