@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         Certificates,
         CertifiedAccuracy,
         CertifiedClassifier,
+        SettledClassifier,
         certify,
     )
     from lipcert.errors import LipcertError, UnsupportedError
@@ -50,6 +51,7 @@ __all__ = [
     "Network",
     "NormOptions",
     "Run",
+    "SettledClassifier",
     "Slope",
     "Summary",
     "TrainConfig",
@@ -88,6 +90,7 @@ _PLACES = {
     "Network": "lipcert.network",
     "NormOptions": "lipcert.norms.norm_options",
     "Run": "lipcert.runs",
+    "SettledClassifier": "lipcert.certificate",
     "Slope": "lipcert.network",
     "Summary": "lipcert.runs",
     "TrainConfig": "lipcert.training",

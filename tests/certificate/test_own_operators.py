@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import lipcert
-from lipcert.errors import BoundError
+from lipcert.errors import BoundError, OptionError
 from lipcert.network.rules import registry
 from models import Op
 
@@ -131,3 +131,11 @@ def test_a_classifier_with_an_operator_can_be_exported():
     assert all(
         torch.equal(a, b) for a, b in zip(exported(x), classifier(x), strict=True)
     )
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_class_is_settled_by_operators_whose_float32_is_unknown(name):
+    model = made(name).double()
+    bound = lipcert.bound(model, (6,))
+    with pytest.raises(OptionError, match="not an operator of torch"):
+        lipcert.SettledClassifier(model, bound)

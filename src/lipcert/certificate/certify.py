@@ -66,7 +66,7 @@ class Certifier:
     def _prepare(
         self, model: nn.Module | Network, bound: Bound, longest_sum: int | None
     ) -> None:
-        traced = _frozen_copy(model, bound)
+        traced = frozen_copy(model, bound)
         # As the model returns it: with one logit, sums whole.
         self.captured = traced.program
         # What operators that are not torch's own compute now; asked after every batch.
@@ -113,10 +113,7 @@ class Certifier:
         check_finite_inputs(x, first)
         if label is not None:
             check_labels(label, len(x), self.classes)
-        x = x.to(self.network.device)
-        if x.dim() == 4:
-            # Fastest for convolutions; the error analysis holds in any memory format.
-            x = x.contiguous(memory_format=torch.channels_last)
+        x = _channels_last(x.to(self.network.device))
         # Logits and error bounds are of one execution, so of the same roundings.
         execution = self.error_pass.execute(x).cpu()
         # Not `>`: NaN has to be refused, too.
@@ -149,7 +146,17 @@ class Certifier:
         )
 
 
-def _frozen_copy(model: nn.Module | Network, bound: Bound) -> Network:
+def _channels_last(x: Tensor) -> Tensor:
+    """Fastest for convolutions of images; the error analysis holds in any memory format."""
+    if x.dim() != 4:
+        return x
+    if x.shape[1] > 1:
+        return x.contiguous(memory_format=torch.channels_last)
+    # One channel is contiguous in both formats: kernels look at strides.
+    return x.contiguous().view(len(x), *x.shape[2:], 1).permute(0, 3, 1, 2)
+
+
+def frozen_copy(model: nn.Module | Network, bound: Bound) -> Network:
     """The model as it is now: its tensors are copies, which nothing done to it can change."""
     if not isinstance(bound, Bound):
         raise OptionError(

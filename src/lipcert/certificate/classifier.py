@@ -131,7 +131,8 @@ class CertifiedClassifier(nn.Module):
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The same as `forward`: hooks for all modules of torch could change inputs, and do not run here."""
-        return self.forward(x)
+        # Not an attribute of this name that somebody gave it.
+        return type(self).forward(self, x)
 
     def _check_hooks(self) -> None:
         """Refuse hooks, which were registered to change what goes in or comes out, or to see it."""

@@ -21,7 +21,7 @@ class Execution:
     sites: (B, n), l2 norm of the error made at the output of each nonlinearity,
     float64.
     output: (B, K), error made in the last stage, per logit, float64.
-    largest: (), the largest absolute value anywhere in the batch.
+    largest: (), the largest absolute value anywhere in the batch; of `NormPass` (B,).
     """
 
     logits: Tensor
@@ -64,6 +64,26 @@ class ErrorPass:
         sites, output = errors.errors_of(logits)
         extreme = torch.stack([self.nothing, *largest]).abs().max()
         return Execution(logits, sites, output, extreme)
+
+
+class NormPass(ErrorPass):
+    """The same by norms alone, for stages that are bounded `by_norms`: `largest` is (B,), a bound for every row."""
+
+    @torch.no_grad()
+    def execute(self, x: Tensor) -> Execution:
+        values: dict[int, Tensor] = {}
+        produced = self.network.produced
+
+        def observe(node: fx.Node, value: Any) -> Any:
+            if node in produced:
+                values.setdefault(produced[node], value)
+            return value
+
+        logits = self.network.program.run(x, observe)
+        errors = BatchErrors(self.network, self.stages, self.offsets, values, len(x))
+        sites, output = errors.errors_of(logits)
+        sizes = [errors.size(v) for v in range(len(self.network.nodes))]
+        return Execution(logits, sites, output, torch.stack(sizes).amax(0))
 
 
 def _extremes(x: Tensor) -> tuple[Tensor, ...]:

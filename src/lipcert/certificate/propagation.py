@@ -68,6 +68,14 @@ class RoundingModel:
         last = execution.output.gather(1, predictions[:, None]) + execution.output
         return (2 * last + travelled) * (1 + 1e-9)
 
+    def errors_at(self, execution: Execution, predictions: Tensor) -> Tensor:
+        """(B, K): bound on the errors of z_y − z_i at the input alone."""
+        travelled = torch.einsum(
+            "bk,bki->bi", execution.sites, self.tails.transpose(0, 1)[predictions]
+        )
+        last = execution.output.gather(1, predictions[:, None]) + execution.output
+        return (last + travelled) * (1 + 1e-9)
+
     def errors_from(self, reference: Execution) -> Tensor:
         """(K, K): bound on the errors of z_a − z_b at the reference input; at distance r add r·growth."""
         # Errors at one point only: the classifier doubles what it makes of them.

@@ -90,12 +90,15 @@ class Stages:
 
 
 @torch.no_grad()
-def stage_bounds(network: Network, exact: Network) -> Stages:
-    """The bounds for `network` as executed in its dtype; `exact` is its float64 copy."""
+def stage_bounds(network: Network, exact: Network, by_norms: bool = False) -> Stages:
+    """The bounds for `network` as executed in its dtype; `exact` is its float64 copy.
+
+    If `by_norms`, no error is followed entry by entry but those of the logits.
+    """
     like = torch.zeros((), dtype=torch.float64, device=exact.device)
     users = _users(exact)
     before, after = _weighted_before(exact), _weighted_after(exact, users)
-    coarse = _coarse_nodes(exact, users)
+    coarse = _coarse_nodes(exact, users, by_norms)
     nodes: list[NodeBounds] = []
     # m_w, q_w and Σ μ_e m_u of all nodes, by the site i = 0..n whose output changes.
     shape = (len(exact.nodes), exact.depth + 1)
@@ -219,7 +222,7 @@ def _weighted_after(network: Network, users: Users) -> list[bool]:
     return weighted
 
 
-def _coarse_nodes(network: Network, users: Users) -> set[int]:
+def _coarse_nodes(network: Network, users: Users, all_of_them: bool) -> set[int]:
     """Operations with weights and few products, what follows from them, and what leads to nothing else.
 
     What sums many products is followed, and so is what leads to the logits alone.
@@ -236,6 +239,8 @@ def _coarse_nodes(network: Network, users: Users) -> set[int]:
         sums_few = edges and all(e.op.terms < _FOLLOWED_TERMS for e in edges)
         if v in leading and sums_few:
             few.add(v)
+    if all_of_them:
+        return leading - {network.sites[-1].source}
     coarse: set[int] = set()
     # Forwards: convolutions of few products, and what follows from them, for behind a
     # norm there are no entries.

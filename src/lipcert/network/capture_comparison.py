@@ -15,12 +15,14 @@ from lipcert.network.comparison_inputs import (
     laid_out,
     many_rows,
     memory_orders,
+    share_memory,
     unwritable,
 )
 from lipcert.network.explain import first_line, unsupported
 from lipcert.network.program import Program
 from lipcert.network.states import quiet, registered, unchanged
 from lipcert.network.watched_run import INFERENCE, WITH, WITHOUT, differs, watch
+from lipcert.network.watching import Copies
 
 _TRIALS = (
     (1, WITHOUT),
@@ -31,6 +33,7 @@ _TRIALS = (
 )
 """Numbers of rows, and how the model is called; what depends on them without gradients is in the graph's guards."""
 _ROUNDINGS = 64
+_MOST_COPIES = 64
 
 
 def check_capture(program: Program, model: nn.Module) -> None:
@@ -62,10 +65,13 @@ def check_capture(program: Program, model: nn.Module) -> None:
             watch(program, model, mode)
         # What reshape returns is a view of some tensors and a copy of others: in-place
         # operations reach through views only.
-        for order in memory_orders(program, model):
+        for order, gaps in memory_orders(program, model):
             shown = f"with the memory layout {', '.join(map(str, order))}"
+            given = partial(laid_out, program, order, gaps)
             with torch.no_grad():
-                _compare_input(program, model, partial(laid_out, program, order), shown)
+                _compare_input(program, model, given, shown)
+        _compare_copies(program, model)
+        _compare_refilled(program, model)
         # `try: x.sub_(1)` is another model for inputs that must not be written to.
         for shown, make in unwritable(program).items():
             for recorded in (True, False):
@@ -109,6 +115,39 @@ def _compare_input(
         raise differs(model, f"{difference}, for an input {shown}")
 
 
+def _compare_copies(program: Program, model: nn.Module) -> None:
+    """The same where reshape and the like return views or copies, one by one and all, as they do in some layout."""
+    with torch.no_grad(), quiet():
+        found = program.run(example(program, 2))
+        for copied in (True, False):
+            rest: list[int | None] = [None]
+            while rest:
+                only = rest.pop()
+                copies = Copies(copied, only)
+                with copies:
+                    expected = model(example(program, 2))
+                if only is None:
+                    rest = list(range(min(copies.calls, _MOST_COPIES)))
+                difference = _difference(found, expected, 2, other_layout=True)
+                if difference:
+                    returned = "copies" if copied else "views"
+                    shown = f"in whose memory layout reshape or contiguous return {returned}"
+                    raise differs(model, f"{difference}, for an input {shown}")
+
+
+def _compare_refilled(program: Program, model: nn.Module) -> None:
+    """The same for a tensor that has been used before, with other numbers in it: models may keep what they know."""
+    with torch.no_grad(), quiet():
+        x = example(program, 2)
+        model(x)
+        x.copy_(example(program, 3)[1:])
+        found = program.run(x.clone())
+        expected = model(x)
+    difference = _difference(found, expected, len(x), other_layout=True)
+    if difference:
+        raise differs(model, f"{difference}, for a tensor that it has seen before")
+
+
 def check_batch(program: Program, model: nn.Module, x: Tensor) -> None:
     """Refuse a program that does not compute what its model computes for a batch that is certified.
 
@@ -117,14 +156,21 @@ def check_batch(program: Program, model: nn.Module, x: Tensor) -> None:
     """
     with unchanged(model), torch.no_grad(), quiet(), torch.random.fork_rng([]):
         x = x.to(program.device)
+        given = x.clone()  # it may work in place
         try:
-            expected = model(x.clone())  # it may work in place
+            expected = model(given)
         except Exception:  # `view` of what lies otherwise, say: nothing is returned
             return
         found = program.run(x)
     difference = _difference(found, expected, len(x), other_layout=True)
     if difference:
         raise differs(model, f"{difference}, for a batch of {len(x)}")
+    if share_memory(x) and not torch.equal(given, x):
+        remedy = (
+            "it changes its input in place, and entries of the input share their "
+            "memory, so that each change is one of several; certify x.clone()"
+        )
+        raise unsupported(model, "state", remedy)
 
 
 def _tried(program: Program, model: nn.Module, batch: int, mode: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import permutations
+from itertools import permutations, product
 from math import prod
 
 import torch
@@ -21,13 +21,16 @@ _MOST_AXES = 5
 _MAGNITUDES = (1.0, 0.0, 100.0, 1e-3, 1e4, 3.0, 0.0)
 
 
-def laid_out(program: Program, order: Shape) -> Tensor:
-    """Two rows with their axes in this order in memory: 0, 2, 3, 1 is channels_last."""
+def laid_out(program: Program, order: Shape, gaps: bool) -> Tensor:
+    """Two rows with their axes in this order in memory: 0, 2, 3, 1 is channels_last.
+
+    If `gaps`, they are a part of something larger, as the first channel of images is.
+    """
     rows = example(program, 2)
     # Written out: an axis of length one may have any stride, and `contiguous` leaves
     # what it has.
     strides = [0] * len(order)
-    step = 1
+    step = 3 if gaps else 1
     for axis in reversed(order):
         strides[axis] = step
         step *= rows.shape[axis]
@@ -35,6 +38,13 @@ def laid_out(program: Program, order: Shape) -> Tensor:
         rows.shape, strides, dtype=rows.dtype, device=rows.device
     )
     return placed.copy_(rows)
+
+
+def share_memory(x: Tensor) -> bool:
+    """Whether entries of a tensor surely lie in the same place, as those of windows that overlap do."""
+    lengths = zip(x.shape, x.stride(), strict=True)
+    places = 1 + sum((length - 1) * abs(stride) for length, stride in lengths)
+    return x.numel() > places
 
 
 def unwritable(program: Program) -> dict[str, Callable[[], Tensor]]:
@@ -61,12 +71,16 @@ def unwritable(program: Program) -> dict[str, Callable[[], Tensor]]:
     }
 
 
-def memory_orders(program: Program, model: nn.Module) -> list[Shape]:
-    """All orders of the axes of a batch of a small model; of a large one, channels last and the reverse."""
+def memory_orders(program: Program, model: nn.Module) -> list[tuple[Shape, bool]]:
+    """All orders of the axes of a batch of a small model; of a large one, channels last and the reverse.
+
+    With each, whether there are gaps between the entries.
+    """
     axes = tuple(range(len(program.input_shape) + 1))
     if len(axes) <= _MOST_AXES and many_rows(program, model) == _MOST_ROWS:
-        return list(permutations(axes))[1:]
-    return [(0, *axes[2:], 1), axes[::-1]]
+        return list(product(permutations(axes), (False, True)))[1:]
+    channels_last = (0, *axes[2:], 1)
+    return [(channels_last, False), (channels_last, True), (axes[::-1], False)]
 
 
 def many_rows(program: Program, model: nn.Module) -> int:

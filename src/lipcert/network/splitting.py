@@ -9,6 +9,7 @@ eighth.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from math import prod
 from typing import Any
 
@@ -36,13 +37,16 @@ _SUMMED_AXIS: dict[Any, int] = {
 _GROUPS_ARGUMENT = 6
 
 
-def split_sums(program: Program, products: int = PRODUCTS) -> Program:
+def split_sums(
+    program: Program, products: int = PRODUCTS, dense_only: bool = False
+) -> Program:
     """The frozen program with its dense layers and convolutions summed in parts of at most so many products.
 
     In exact arithmetic it computes the same function, through the same nonlinearities
     in the same order, so that bounds of the program are bounds of what is returned.
     Parts have a power of two of channels. Modules with a rule of their own are refused,
-    for what is inside them would become visible.
+    for what is inside them would become visible. If `dense_only`, convolutions stay
+    whole, for in parts they take twice the time.
     """
     if not isinstance(products, int) or products < 1:
         raise OptionError(f"longest_sum is {products}, expected 1 or more")
@@ -54,20 +58,21 @@ def split_sums(program: Program, products: int = PRODUCTS) -> Program:
     # Split as a module, then captured anew: rules and rounding analysis see the parts
     # as they see any other layers.
     module = program.frozen().module()
-    _split_module(module, products)
+    splitting = {_aten.linear.default} if dense_only else _SUMMED_AXIS.keys()
+    _split_module(module, products, splitting)
     return capture(module.eval(), program.input_shape).frozen()
 
 
-def _split_module(module: nn.Module, products: int) -> None:
+def _split_module(module: nn.Module, products: int, splitting: Collection[Any]) -> None:
     """Split the sums of a captured program, and of those that it calls."""
     assert isinstance(module, fx.GraphModule)
     for inner in module.children():
-        _split_module(inner, products)
+        _split_module(inner, products, splitting)
     for node in list(module.graph.nodes):
         # A weight that is a tensor of the program; products of two values that are
         # computed are not split.
         if (
-            node.target in _SUMMED_AXIS
+            node.target in splitting
             and isinstance(node.args[1], fx.Node)
             and node.args[1].op == "get_attr"
         ):

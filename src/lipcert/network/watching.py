@@ -61,6 +61,8 @@ _ORIGINS = {
 }
 
 
+_MAYBE_COPIES = {"reshape", "reshape_as", "flatten", "ravel"}
+"""Functions that return a view of some tensors and a copy of others, depending on how they lie in memory."""
 _TO_THREADS: tuple[tuple[Any, str], ...] = (
     (threading.Thread, "start"),
     (ThreadPoolExecutor, "submit"),
@@ -106,6 +108,35 @@ class Questions(TorchFunctionMode):
         except Exception:
             self.failed = name
             raise
+
+
+class Copies(TorchFunctionMode):
+    """Functions such as reshape and contiguous return a view of some tensors and a copy of others.
+
+    Here they return copies, or, if not `copied`, those that change the layout alone
+    return what they are given, as for a tensor that has the layout. `only` is the
+    number of the call that is changed, counted from 0; None for all. `calls` counts.
+    """
+
+    def __init__(self, copied: bool, only: int | None) -> None:
+        super().__init__()
+        self.copied, self.only = copied, only
+        self.calls = 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        name, kwargs = getattr(func, "__name__", ""), dict(kwargs or {})
+        lays_out = name == "contiguous" or (name == "to" and "memory_format" in kwargs)
+        changed = False
+        if lays_out or name in _MAYBE_COPIES:
+            changed = self.only in (None, self.calls)
+            self.calls += 1
+        if changed and lays_out and not self.copied:
+            kwargs.pop("memory_format", None)
+            return args[0] if name == "contiguous" else func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        return result.clone() if changed and self.copied else result
 
 
 class Detours:
