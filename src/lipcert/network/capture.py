@@ -16,11 +16,11 @@ from lipcert.network.capture_refusals import (
     check_output,
     checked_shape,
 )
-from lipcert.network.explain import explained
+from lipcert.network.explain import explained, unsupported
 from lipcert.network.kinds import packet_name
 from lipcert.network.opaque import Root, RuledModules
 from lipcert.network.program import Live, Opaque, Program, Shape
-from lipcert.network.states import bare, quiet, unchanged
+from lipcert.network.states import bare, quiet, sizes_as_text, unchanged
 
 aten = torch.ops.aten
 _ASSERTIONS = (
@@ -49,10 +49,17 @@ def capture(model: nn.Module, input_shape: Shape, view: str = "residual") -> Pro
     modules = RuledModules(model, view)
     with CAPTURE_LOCK, unchanged(model), modules.as_operations() as ruled:
         try:
-            exported = _export(Root(model, ruled), x)
+            with sizes_as_text() as texts:
+                exported = _export(Root(model, ruled), x)
         # torch.export raises whatever the model's code raises.
         except Exception as error:
             raise explained(error, model, x) from error
+        if texts:
+            remedy = (
+                f"{texts[0]} turns the number of rows of a batch into text, which could "
+                "decide what is computed; do without, print included"
+            )
+            raise unsupported(model, "capture", remedy)
         check_graph(exported, model)
         result = check_output(exported, model)
         names = _tensor_names(exported)

@@ -47,6 +47,11 @@ def share_memory(x: Tensor) -> bool:
     return x.numel() > places
 
 
+def repeated(program: Program) -> Tensor:
+    """The first of two rows, twice, in one place."""
+    return example(program, 2)[:1].expand(2, *program.input_shape)
+
+
 def unwritable(program: Program) -> dict[str, Callable[[], Tensor]]:
     """Inputs in whose place nothing may be written: what a model makes of the error is its own affair."""
 
@@ -56,9 +61,6 @@ def unwritable(program: Program) -> dict[str, Callable[[], Tensor]]:
     def one_of_several_views() -> Tensor:
         return torch.stack([example(program, 2)] * 2).requires_grad_().unbind()[0]
 
-    def repeated() -> Tensor:
-        return example(program, 2)[:1].expand(2, *program.input_shape)
-
     def of_inference_mode() -> Tensor:
         with torch.inference_mode():
             return example(program, 2)
@@ -66,7 +68,6 @@ def unwritable(program: Program) -> dict[str, Callable[[], Tensor]]:
     return {
         "that requires gradients": leaf,
         "that is one of several views": one_of_several_views,
-        "whose rows share their memory": repeated,
         "that was made in inference mode": of_inference_mode,
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import warnings
 from collections import deque
 from collections.abc import Iterator
@@ -162,6 +163,26 @@ def not_compiling() -> Iterator[None]:
     finally:
         for name, value in before.items():
             setattr(torch.compiler, name, value)
+
+
+@contextmanager
+def sizes_as_text() -> Iterator[list[str]]:
+    """Within, notes which functions turn the number of rows into text: "s0" in a capture, "2" when a user runs it."""
+    asked: list[str] = []
+    original: Any = torch.SymInt.__repr__
+
+    def noted(size: torch.SymInt) -> str:
+        caller = sys._getframe(1)
+        package = str(caller.f_globals.get("__name__", "")).partition(".")[0]
+        if package not in ("torch", "sympy", "lipcert"):
+            asked.append(caller.f_code.co_qualname)
+        return str(original(size))
+
+    torch.SymInt.__repr__ = noted  # type: ignore[method-assign]
+    try:
+        yield asked
+    finally:
+        torch.SymInt.__repr__ = original  # type: ignore[method-assign]
 
 
 @contextmanager
