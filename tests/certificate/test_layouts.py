@@ -127,3 +127,21 @@ def test_windows_that_share_their_memory():
     with pytest.raises(UnsupportedError, match="share their memory"):
         lipcert.certify_local(model, windows)
     assert len(lipcert.certify(model, windows.clone(), bound)) == 15
+
+
+def test_a_slice_of_nothing_that_is_changed_in_place():
+    class Doubled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x):
+            features = 1 * x
+            features[..., 1:].mul_(2)
+            return self.layer(features.flatten(1))
+
+    model = Doubled().eval()
+    bound = lipcert.bound(model, (4, 1), target="network")
+    exact = torch.linalg.matrix_norm(model.layer.weight.detach().double(), 2)
+    assert float(bound.value) == pytest.approx(float(exact), rel=1e-6)
+    assert (lipcert.certify(model, torch.rand(3, 4, 1), bound).radius > 0).all()

@@ -28,6 +28,9 @@ from lipcert.network.splitting import split_sums
 from lipcert.rounding import denormals_kept
 
 _LONGEST_DENSE_SUM = 256
+# All values of a batch are kept until their norms are taken: of few rows at a time, so
+# that their memory is used again.
+_ROWS, _WIDE_ROWS = 256, 64
 
 
 class SettledClassifier(nn.Module):
@@ -93,11 +96,17 @@ class SettledClassifier(nn.Module):
         prediction, settled = self.first_pass(x)
         again = (~settled).nonzero()[:, 0]
         if len(again) > 0:
-            with torch.no_grad():
-                # Which is fastest for convolutions in float64.
-                logits = self._wide[0](x[again].double().contiguous())
-            prediction[again] = logits.argmax(1)
+            prediction[again] = self._in_float64(x[again])
         return prediction
+
+    @torch.no_grad()
+    def _in_float64(self, x: Tensor) -> Tensor:
+        classes = []
+        for rows in torch.split(x, _WIDE_ROWS):
+            # This layout is fastest for convolutions in float64.
+            logits = self._wide[0](rows.double().contiguous())
+            classes.append(logits.argmax(1))
+        return torch.cat(classes)
 
     def __call__(self, x: Tensor) -> Tensor:
         """The same as `forward`: hooks could change inputs, and do not run here."""
@@ -129,6 +138,11 @@ class SettledClassifier(nn.Module):
             )
         check_arithmetic(torch.float32, self._device)
         check_input(x, self._input_shape, torch.float32)
+        parts = [self._settle(rows) for rows in torch.split(x, _ROWS)]
+        predictions, settled = zip(*parts, strict=True)
+        return torch.cat(predictions), torch.cat(settled)
+
+    def _settle(self, x: Tensor) -> tuple[Tensor, Tensor]:
         execution = self._narrow[0].execute(x)
         logits = execution.logits.double()
         prediction = logits.argmax(1)

@@ -172,6 +172,8 @@ def underflow_loss(node: Node, roundings: int, dtype: torch.dtype) -> float:
     # 2·terms for the products, Σ|A| of the heaviest entry for the operands.
     total = 2.0 * roundings + 2.0
     for edge in node.edges:
+        if 0 in (*edge.op.in_shape, *edge.op.out_shape):
+            continue
         ones = torch.ones(1, *edge.op.in_shape, dtype=torch.float64)
         total += 16.0 * float(edge.op.magnitude(ones).max())
     return 1.01 * total * torch.finfo(dtype).tiny

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lipcert.errors import UnsupportedError
 from lipcert.network.comparison_inputs import example
-from lipcert.network.explain import unsupported
+from lipcert.network.explain import first_line, unsupported
 from lipcert.network.program import Program
 from lipcert.network.watching import Detours, Operators, Questions
 
@@ -26,7 +26,7 @@ def watch(program: Program, model: nn.Module, mode: str) -> None:
         questions,
         detours,
     ):
-        model(x)
+        _run(model, x, mode)
     reads = operators.reads or questions.reads
     if reads is not None:
         raise differs(model, f"it reads values of tensors by {reads}")
@@ -51,6 +51,14 @@ def watch(program: Program, model: nn.Module, mode: str) -> None:
             "set it outside of the model, for all of it, or not at all"
         )
         raise unsupported(model, "capture", remedy)
+
+
+def _run(model: nn.Module, x: Tensor, mode: str) -> None:
+    try:
+        model(x)
+    except Exception as error:  # whatever the model's code raises
+        failure = f"it fails {mode}, {type(error).__name__}: {first_line(error)}"
+        raise differs(model, failure) from error
 
 
 def _check_errors(

@@ -29,6 +29,8 @@ def magnitude_norm(op: LinearOp, like: Tensor) -> float:
     (Bx)_i/x_i for every positive x (Collatz). Some power iterations from a vector of
     ones make that nearly tight.
     """
+    if 0 in (*op.in_shape, *op.out_shape):  # a slice of nothing
+        return UNDERFLOW
     x = torch.ones(1, *op.in_shape, dtype=like.dtype, device=like.device)
     if not op.covered:
         return _dense_magnitude_norm(op, x)
