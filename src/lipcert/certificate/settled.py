@@ -131,13 +131,13 @@ class SettledClassifier(nn.Module):
     @torch.no_grad()
     def first_pass(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The classes in float32, and which of them are settled."""
+        check_input(x, self._input_shape, torch.float32)
         if _is_followed(x):
             raise OptionError(
                 "a SettledClassifier runs some inputs again, depending on their values: "
                 "it is not exported, traced or vectorised; export a CertifiedClassifier"
             )
         check_arithmetic(torch.float32, self._device)
-        check_input(x, self._input_shape, torch.float32)
         parts = [self._settle(rows) for rows in torch.split(x, _ROWS)]
         predictions, settled = zip(*parts, strict=True)
         return torch.cat(predictions), torch.cat(settled)

@@ -26,22 +26,24 @@ Weights that small change A itself, by entries of up to tiny.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod, sqrt
 
 import torch
 from torch import Tensor
 
+from lipcert.certificate.stage_paths import (
+    coarse_nodes,
+    stage_users,
+    weighted_after,
+    weighted_before,
+)
 from lipcert.network.linear import LinearOp
 from lipcert.network.normal_form import Network, Node
 from lipcert.norms.operations import operation_norm
 from lipcert.norms.product_errors import magnitude_norm
 from lipcert.norms.rows import row_norms
 from lipcert.rounding import gamma
-
-_FOLLOWED_TERMS = 300
-"""Operations with weights that sum fewer products than this round so little that a bound by norms is good enough."""
 
 
 @dataclass(frozen=True)
@@ -91,14 +93,11 @@ class Stages:
 
 @torch.no_grad()
 def stage_bounds(network: Network, exact: Network, by_norms: bool = False) -> Stages:
-    """The bounds for `network` as executed in its dtype; `exact` is its float64 copy.
-
-    If `by_norms`, no error is followed entry by entry but those of the logits.
-    """
+    """The bounds for `network` as executed in its dtype; `exact` is its float64 copy; `by_norms` of `coarse_nodes`."""
     like = torch.zeros((), dtype=torch.float64, device=exact.device)
-    users = _users(exact)
-    before, after = _weighted_before(exact), _weighted_after(exact, users)
-    coarse = _coarse_nodes(exact, users, by_norms)
+    users = stage_users(exact)
+    before, after = weighted_before(exact), weighted_after(exact, users)
+    coarse = coarse_nodes(exact, users, by_norms)
     nodes: list[NodeBounds] = []
     # m_w, q_w and Σ μ_e m_u of all nodes, by the site i = 0..n whose output changes.
     shape = (len(exact.nodes), exact.depth + 1)
@@ -192,66 +191,3 @@ def _row_norms(op: LinearOp, like: Tensor) -> Tensor:
     unit = torch.eye(prod(op.out_shape), dtype=like.dtype, device=like.device)
     rows = op.adjoint(unit.reshape(-1, *op.out_shape)).reshape(len(unit), -1)
     return row_norms(rows).cpu() * (1 + 1e-6)
-
-
-Users = Sequence[Sequence[tuple[int, LinearOp]]]
-"""The nodes that each node leads to without passing a site, and by which operation."""
-
-
-def _users(network: Network) -> Users:
-    users: list[list[tuple[int, LinearOp]]] = [[] for _ in network.nodes]
-    for v, node in enumerate(network.nodes):
-        for edge in node.edges:
-            users[edge.source].append((v, edge.op))
-    return users
-
-
-def _weighted_before(network: Network) -> list[bool]:
-    """Whether a path of the stage leads through a weighted operation to each node."""
-    weighted: list[bool] = []
-    for node in network.nodes:
-        # Nodes are in topological order, and outputs of sites have no edges: a stage
-        # begins with False.
-        weighted.append(any(e.op.weighted or weighted[e.source] for e in node.edges))
-    return weighted
-
-
-def _weighted_after(network: Network, users: Users) -> list[bool]:
-    """Whether a path of the stage leads from each node through a weighted operation."""
-    weighted = [False] * len(network.nodes)
-    for v in reversed(range(len(network.nodes))):
-        weighted[v] = any(op.weighted or weighted[w] for w, op in users[v])
-    return weighted
-
-
-def _coarse_nodes(network: Network, users: Users, all_of_them: bool) -> set[int]:
-    """Operations with weights and few products, what follows from them, and what leads to nothing else.
-
-    What sums many products is followed, and so is what leads to the logits alone.
-    """
-    ends = {site.source for site in network.sites[1:-1]}
-    few: set[int] = set()
-    leading: set[int] = set()
-    for v in reversed(range(len(network.nodes))):
-        edges = network.nodes[v].edges
-        # Backwards: `leading` is what reaches the input of a nonlinearity; the others
-        # are wanted logit by logit.
-        if v in ends or any(w in leading for w, _ in users[v]):
-            leading.add(v)
-        sums_few = edges and all(e.op.terms < _FOLLOWED_TERMS for e in edges)
-        if v in leading and sums_few:
-            few.add(v)
-    if all_of_them:
-        return leading - {network.sites[-1].source}
-    coarse: set[int] = set()
-    # Forwards: convolutions of few products, and what follows from them, for behind a
-    # norm there are no entries.
-    for v in sorted(few):
-        edges = network.nodes[v].edges
-        if any(e.op.coarse or e.source in coarse for e in edges):
-            coarse.add(v)
-    # Backwards again: errors that all readers turn into norms need no entries either.
-    for v in sorted(few - ends, reverse=True):
-        if all(w in coarse for w, _ in users[v]):
-            coarse.add(v)
-    return coarse - {network.sites[-1].source}

@@ -48,18 +48,7 @@ def capture(model: nn.Module, input_shape: Shape, view: str = "residual") -> Pro
     x = torch.zeros(2, *input_shape, dtype=like.dtype, device=like.device)
     modules = RuledModules(model, view)
     with CAPTURE_LOCK, unchanged(model), modules.as_operations() as ruled:
-        try:
-            with sizes_as_text() as texts:
-                exported = _export(Root(model, ruled), x)
-        # torch.export raises whatever the model's code raises.
-        except Exception as error:
-            raise explained(error, model, x) from error
-        if texts:
-            remedy = (
-                f"{texts[0]} turns the number of rows of a batch into text, which could "
-                "decide what is computed; do without, print included"
-            )
-            raise unsupported(model, "capture", remedy)
+        exported = _followed(model, ruled, x)
         check_graph(exported, model)
         result = check_output(exported, model)
         names = _tensor_names(exported)
@@ -74,6 +63,25 @@ def capture(model: nn.Module, input_shape: Shape, view: str = "residual") -> Pro
     changed = tuple(name.removeprefix("model.") for name in mutated)
     kind = like.dtype, like.device
     return Program(graph, input_shape, *kind, readers, names, opaque, changed)
+
+
+def _followed(
+    model: nn.Module, ruled: RuledModules, x: Tensor
+) -> torch.export.ExportedProgram:
+    """What torch.export makes of a model, or an error that says what to do."""
+    try:
+        with sizes_as_text() as texts:
+            exported = _export(Root(model, ruled), x)
+    # torch.export raises whatever the model's code raises.
+    except Exception as error:
+        raise explained(error, model, x) from error
+    if texts:
+        remedy = (
+            f"{texts[0]} turns the number of rows of a batch into text, which could "
+            "decide what is computed; do without, print included"
+        )
+        raise unsupported(model, "capture", remedy)
+    return exported
 
 
 def _opaque_calls(graph: fx.Graph, ruled: RuledModules) -> dict[fx.Node, Opaque]:

@@ -64,28 +64,33 @@ def check_capture(program: Program, model: nn.Module) -> None:
         # tensors that it answers by itself.
         for mode in (WITHOUT, WITH, INFERENCE):
             watch(program, model, mode)
-        # What reshape returns is a view of some tensors and a copy of others: in-place
-        # operations reach through views only.
-        with torch.no_grad():
-            found = program.run(example(program, 2))
-        for order, gaps in memory_orders(program, model):
-            shown = f"with the memory layout {', '.join(map(str, order))}"
-            given = partial(laid_out, program, order, gaps)
-            with torch.no_grad():
-                _compare_input(found, model, given, shown)
-        _compare_copies(program, model, found)
-        _compare_refilled(program, model)
-        # `try: x.sub_(1)` is another model for inputs that must not be written to.
-        twice, first = partial(repeated, program), found[:1].expand_as(found)
-        for recorded in (True, False):
-            with torch.set_grad_enabled(recorded):
-                for shown, make in unwritable(program).items():
-                    _compare_input(found, model, make, shown)
-                _compare_input(first, model, twice, "whose rows share their memory")
+        _compare_inputs(program, model)
         # A condition such as len(x) > 7 that torch.export did not see shows in a batch
         # that is large enough.
         _compare(program, model, many_rows(program, model), WITH)
         _check_kept(model, tensors)
+
+
+def _compare_inputs(program: Program, model: nn.Module) -> None:
+    """Inputs with the same numbers that lie otherwise in memory, or came about otherwise."""
+    # What reshape returns is a view of some tensors and a copy of others: in-place
+    # operations reach through views only.
+    with torch.no_grad():
+        found = program.run(example(program, 2))
+    for order, gaps in memory_orders(program, model):
+        shown = f"with the memory layout {', '.join(map(str, order))}"
+        given = partial(laid_out, program, order, gaps)
+        with torch.no_grad():
+            _compare_input(found, model, given, shown)
+    _compare_copies(program, model, found)
+    _compare_refilled(program, model)
+    # `try: x.sub_(1)` is another model for inputs that must not be written to.
+    twice, first = partial(repeated, program), found[:1].expand_as(found)
+    for recorded in (True, False):
+        with torch.set_grad_enabled(recorded):
+            for shown, make in unwritable(program).items():
+                _compare_input(found, model, make, shown)
+            _compare_input(first, model, twice, "whose rows share their memory")
 
 
 def _check_kept(model: nn.Module, before: dict[str, Tensor]) -> None:
