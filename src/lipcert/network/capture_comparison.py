@@ -15,6 +15,7 @@ from lipcert.network.comparison_inputs import (
     laid_out,
     many_rows,
     memory_orders,
+    of_inference_mode,
     repeated,
     share_memory,
     unwritable,
@@ -86,11 +87,13 @@ def _compare_inputs(program: Program, model: nn.Module) -> None:
     _compare_refilled(program, model)
     # `try: x.sub_(1)` is another model for inputs that must not be written to.
     twice, first = partial(repeated, program), found[:1].expand_as(found)
-    for recorded in (True, False):
-        with torch.set_grad_enabled(recorded):
-            for shown, make in unwritable(program).items():
-                _compare_input(found, model, make, shown)
-            _compare_input(first, model, twice, "whose rows share their memory")
+    with torch.enable_grad():
+        for shown, make in unwritable(program).items():
+            _compare_input(found, model, make, shown)
+    with torch.no_grad():
+        inferred = partial(of_inference_mode, program)
+        _compare_input(found, model, inferred, "that was made in inference mode")
+        _compare_input(first, model, twice, "whose rows share their memory")
 
 
 def _check_kept(model: nn.Module, before: dict[str, Tensor]) -> None:

@@ -52,8 +52,17 @@ def repeated(program: Program) -> Tensor:
     return example(program, 2)[:1].expand(2, *program.input_shape)
 
 
+def of_inference_mode(program: Program) -> Tensor:
+    with torch.inference_mode():
+        return example(program, 2)
+
+
 def unwritable(program: Program) -> dict[str, Callable[[], Tensor]]:
-    """Inputs in whose place nothing may be written: what a model makes of the error is its own affair."""
+    """Inputs in whose place nothing may be written while gradients are recorded: what a model does then is its affair.
+
+    In the place of rows that are `repeated`, or `of_inference_mode`, nothing may ever be
+    written.
+    """
 
     def leaf() -> Tensor:
         return example(program, 2).requires_grad_()
@@ -61,14 +70,9 @@ def unwritable(program: Program) -> dict[str, Callable[[], Tensor]]:
     def one_of_several_views() -> Tensor:
         return torch.stack([example(program, 2)] * 2).requires_grad_().unbind()[0]
 
-    def of_inference_mode() -> Tensor:
-        with torch.inference_mode():
-            return example(program, 2)
-
     return {
         "that requires gradients": leaf,
         "that is one of several views": one_of_several_views,
-        "that was made in inference mode": of_inference_mode,
     }
 
 
