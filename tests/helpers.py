@@ -371,3 +371,24 @@ def converged(
                 return estimator
             previous = value
     raise AssertionError("the power iteration does not converge on this example")
+
+
+def slope_found(model, shape, points=40):
+    """The largest norm of Jacobians and of secants at random points, in the model's own arithmetic."""
+    best = 0.0
+    for k in range(points):
+        x = torch.randn(*shape) * 10.0 ** (k % 3 - 1)
+        jacobian = torch.autograd.functional.jacobian(
+            lambda t: model(t[None])[0], x
+        ).reshape(-1, x.numel())
+        best = max(best, float(torch.linalg.matrix_norm(jacobian.double(), 2)))
+    return best
+
+
+def check_bound(model, shape, methods=("naive", "liplt")):
+    found = slope_found(model, shape)
+    for method in methods:
+        value = float(lipcert.bound(model, shape, method, "network").value)
+        assert found <= value * (1 + 1e-6), (method, found, value)
+    assert value <= 20 * found + 1e-6  # and not beyond all measure
+    return value

@@ -203,3 +203,7 @@ def rho_conv(
         for _ in range(depth)
     ]
     return nn.Sequential(*layers, nn.Linear(dense, classes))
+
+
+def linear_net():
+    return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3)).eval()

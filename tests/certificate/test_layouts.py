@@ -4,10 +4,12 @@ import weakref
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import lipcert
-from lipcert.errors import UnsupportedError
+from lipcert.errors import LipcertError, UnsupportedError
+from models import Op
 
 
 class ReadAgain(nn.Module):
@@ -145,3 +147,45 @@ def test_a_slice_of_nothing_that_is_changed_in_place():
     exact = torch.linalg.matrix_norm(model.layer.weight.detach().double(), 2)
     assert float(bound.value) == pytest.approx(float(exact), rel=1e-6)
     assert (lipcert.certify(model, torch.rand(3, 4, 1), bound).radius > 0).all()
+
+
+REACHES = {
+    "reshape": lambda h: h.reshape(h.shape[0], -1).mul_(3),
+    "flatten": lambda h: h.flatten(2).clamp_(min=0),
+    "relu": lambda h: F.relu(torch.flatten(h, 1), inplace=True),
+    "channels last": lambda h: h.to(memory_format=torch.channels_last).relu_(),
+    "contiguous": lambda h: h.contiguous().mul_(2),
+    "transposed": lambda h: h.transpose(2, 3).reshape(h.shape[0], -1).mul_(3),
+}
+
+
+# What is transposed behind a convolution is a view in no layout.
+@pytest.mark.parametrize(
+    ("name", "convolves"),
+    [(name, False) for name in REACHES]
+    + [(name, True) for name in REACHES if name != "transposed"],
+)
+def test_in_place_operations_that_reach_through_views_of_some_layouts_only(
+    name, convolves
+):
+    def forward(m, x):
+        h = m.c(x) if convolves else x * 2
+        REACHES[name](h)
+        return m.l(h.flatten(1))
+
+    parts = {"c": nn.Conv2d(3, 3, 3, padding=1), "l": nn.Linear(48, 3)}
+    with pytest.raises(LipcertError, match="memory layout"):
+        lipcert.bound(Op(forward, **parts).eval(), (3, 4, 4), target="network")
+
+
+def test_in_place_operations_on_what_nobody_reads_later_are_no_matter():
+    layers = nn.Conv2d(3, 2, 3), nn.Flatten(), nn.ReLU(inplace=True), nn.Linear(8, 3)
+    lipcert.bound(nn.Sequential(*layers).eval(), (3, 4, 4))
+
+
+def test_a_model_that_refuses_other_layouts_itself_is_accepted():
+    def forward(m, x):
+        return m.l(m.c(x).view(x.size(0), -1))
+
+    model = Op(forward, c=nn.Conv2d(3, 2, 3), l=nn.Linear(8, 3)).eval()
+    lipcert.bound(model, (3, 4, 4))
