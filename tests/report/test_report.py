@@ -293,6 +293,14 @@ def test_a_summary_of_other_certificates_is_refused(run, changed, undrawn):
         write_report([run])
 
 
+def test_other_weights_in_the_folder_are_refused(run, finished, undrawn):
+    shutil.copy(finished / "standard" / "model.safetensors", run)
+    with pytest.raises(DataError, match="not the file whose certificates"):
+        write_report([run])
+    (run / "model.safetensors").unlink()  # results alone may be passed on
+    write_report([run])
+
+
 def _other_example(run):
     entries = json.loads((run / "summary.json").read_text())["gallery"]
     return {"gallery": [{**entries[0], "radius": 9.0}, *entries[1:]]}

@@ -21,7 +21,7 @@ from lipcert.processes import sharing_work
 from lipcert.progress import Progress
 from lipcert.runs.evidence import attack_inputs, write_constants, write_gallery
 from lipcert.runs.locally import certify_locally, larger_radii, norm_name
-from lipcert.runs.summary import Accuracy, Summary
+from lipcert.runs.summary import Accuracy, Summary, weights_digest
 
 UNITS = "l2, pixels in [0, 1]"
 
@@ -110,6 +110,7 @@ def finish_folder(
     ended = time.perf_counter()
     return replace(
         summary,
+        weights=weights_digest(folder),
         local_norm=None if task.local_norm is None else norm_name(task.local_norm),
         local_seconds=found.local_seconds,
         attacked_inputs=attacked,

@@ -33,6 +33,7 @@ from lipcert.runs.folder_parts import (
     Picture,
     check_local,
     check_rests_on,
+    check_weights,
     read_all_certificates,
     read_attacked,
     read_constants,
@@ -167,6 +168,7 @@ def read_run(folder: Path) -> RunFolder:
     if bound is not None:
         check_rests_on(folder, summary, bound)
     check_local(folder, summary)
+    check_weights(folder, summary)
     return RunFolder(
         folder,
         summary.name or folder.resolve().name,

@@ -18,9 +18,14 @@ from lipcert.certificate import Certificates
 from lipcert.certificate.certificates import take
 from lipcert.certificate.stream import read_certificates, read_origin
 from lipcert.errors import DataError, LipcertError
-from lipcert.layout import CERTIFICATES, LOCAL
+from lipcert.layout import CERTIFICATES, LOCAL, MODEL
 from lipcert.runs.evidence import read_attacks
-from lipcert.runs.summary import Example, Summary, read_object
+from lipcert.runs.summary import (
+    Example,
+    Summary,
+    read_object,
+    weights_digest,
+)
 
 T = TypeVar("T")
 _SAME = 1e-9
@@ -138,6 +143,16 @@ def check_rests_on(folder: Path, summary: Summary, bound: Bound) -> None:
         raise DataError(
             f"{folder}: the summary says {stated}, mean constant {constant}, its bound "
             f"{found}, {bound.mean}; certify the model again"
+        )
+
+
+def check_weights(folder: Path, summary: Summary) -> None:
+    """Refuse weights that are not those that were certified; a folder without any keeps its results."""
+    found = weights_digest(folder)
+    if None not in (found, summary.weights) and found != summary.weights:
+        raise DataError(
+            f"{folder / MODEL} is not the file whose certificates are in the folder; "
+            "put it back, or certify the model again"
         )
 
 

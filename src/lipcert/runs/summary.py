@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -11,7 +12,7 @@ from typing import Any
 
 from lipcert.errors import DataError
 from lipcert.files import write_json
-from lipcert.layout import CONFIG, SUMMARY
+from lipcert.layout import CONFIG, MODEL, SUMMARY
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,8 @@ class Summary:
     guarantee: str = ""
     mean_constant: float | None = None
     fingerprint: str | None = None
+    weights: str | None = None
+    """SHA-256 of the file of weights that is in the same folder; None if there is none."""
     clean: float = 0.0
     mean_radius: float = 0.0
     median_radius: float = 0.0
@@ -128,6 +131,14 @@ class Summary:
         if not shares or not all(isfinite(share) for share in shares):
             raise ValueError("it has no accuracies")
         return summary
+
+
+def weights_digest(folder: Path) -> str | None:
+    """SHA-256 of the weights in a folder, if there are any."""
+    path = folder / MODEL
+    if not path.exists():
+        return None
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def read_summary(folder: Path) -> Summary:
