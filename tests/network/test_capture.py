@@ -340,3 +340,22 @@ def test_sparse_tensors_are_refused_by_name():
 
     with pytest.raises(UnsupportedError, match=r"mask is sparse; use dense tensors"):
         lipcert.trace(Sparse().eval(), (4,))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(), (1,), (3,)])
+def test_division_by_a_temperature_that_is_computed(shape, dtype):
+    class Cooled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+            self.temperature = nn.Parameter(torch.full(shape, 0.7))
+
+        def forward(self, x):
+            return self.layer(x) / self.temperature.exp()
+
+    model = Cooled().eval().to(dtype)
+    weight = model.layer.weight.detach() / model.temperature.detach().exp().max()
+    exact = float(torch.linalg.matrix_norm(weight.double(), 2))
+    bound = lipcert.bound(model, (4,), target="network")
+    assert float(bound.value) == pytest.approx(exact, rel=1e-6)

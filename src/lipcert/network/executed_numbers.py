@@ -84,7 +84,8 @@ def _number(value: Any, dtype: torch.dtype, integers: bool) -> Any:
         # Integers stay integers: an operator may have another overload for floats.
         return type(value)(rounded(value, dtype))
     if isinstance(value, Constant) and _is_rounded(value(), integers):
-        return Constant(lambda: value().to(dtype), value.batched)
+        # Rounded, but what is computed from it, such as 1/c, is not.
+        return Constant(lambda: value().to(dtype).double(), value.batched)
     return value
 
 
