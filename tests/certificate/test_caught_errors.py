@@ -122,6 +122,9 @@ UNUSED = {
     "features": lambda x: nn.functional.conv1d(x[:, None], torch.ones(1, 1, 2)),
     "largest": lambda x: x.topk(2, 1).values.sort(1),
     "shape": lambda x: torch.zeros_like(x).reshape(-1),
+    "constant places": lambda x: (x[:, [2, 0]], x.index_select(1, torch.tensor([1]))),
+    "gathered": lambda x: x.gather(1, torch.zeros(1, 2).long().expand(x.shape[0], 2)),
+    "parametric": lambda x: nn.functional.prelu(x, torch.ones(4)),
     "constant table": lambda x: TABLE.index_select(0, torch.tensor([1, 2])),
 }
 

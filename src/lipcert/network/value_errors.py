@@ -42,16 +42,20 @@ _upsample_bilinear2d_aa _upsample_bicubic2d_aa _unsafe_view _reshape_alias
 _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_attention_math
 _trilinear _cdist_forward slice_scatter select_scatter diagonal_scatter
 as_strided_scatter squeeze unsqueeze transpose t swapaxes swapdims as_strided where
-masked_fill _fft_r2c _fft_c2r _fft_c2c glu rrelu_with_noise
+masked_fill _fft_r2c _fft_c2r _fft_c2c glu rrelu_with_noise _prelu_kernel
 """
 _SHAPES_ONLY = frozenset(_NAMES.split())
+_BY_INDEX = {"index", "_unsafe_index", "index_select", "gather", "take", "scatter"}
+"""Operators that raise for some indices, whatever the entries are that they move."""
 
 
-def may_raise(func: Any, args: Any) -> bool:
-    """Whether an operator raises an error for some values."""
+def may_raise(func: Any, args: Any, dependent: Any) -> bool:
+    """Whether an operator raises an error for some values of its `dependent` arguments."""
     name = plain_name(func)
     if func.namespace != "aten":
         return True
+    if name in _BY_INDEX:
+        return any(not value.is_floating_point() for value in dependent)
     if name.startswith(_OF_INTEGERS):
         return not any(isinstance(a, Tensor) and a.is_floating_point() for a in args)
     if func.is_view or name in _SHAPES_ONLY or _TAGS.intersection(func.tags):

@@ -204,11 +204,11 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if composed is not NotImplemented:
                 return composed
         given = tree_leaves((args, kwargs))
-        dependent = any(self._depends(value) for value in given)
+        dependent = [value for value in given if self._depends(value)]
         if dependent:
             if _answers(func):
                 self.reads = func
-            if may_raise(func, given):
+            if may_raise(func, given, dependent):
                 self.raising[plain_name(func)] += 1
         results = func(*args, **(kwargs or {}))
         if dependent:
