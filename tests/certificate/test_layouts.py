@@ -189,3 +189,14 @@ def test_a_model_that_refuses_other_layouts_itself_is_accepted():
 
     model = Op(forward, c=nn.Conv2d(3, 2, 3), l=nn.Linear(8, 3)).eval()
     lipcert.bound(model, (3, 4, 4))
+
+
+def test_what_only_a_contiguous_tensor_allows():
+    def shuffled(m, x):
+        halves = x.view(x.shape[0], 2, 2, 4).transpose(1, 2)
+        return m.l(halves.contiguous().view(x.shape[0], 16))
+
+    model = Op(shuffled, l=nn.Linear(16, 3)).eval()
+    exact = torch.linalg.matrix_norm(model.l.weight.detach().double(), 2)
+    bound = lipcert.bound(model, (4, 4), target="network")
+    assert float(bound.value) == pytest.approx(float(exact), rel=1e-6)

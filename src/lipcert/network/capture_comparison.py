@@ -128,21 +128,14 @@ def _compare_input(
 
 def _compare_copies(program: Program, model: nn.Module, found: Tensor) -> None:
     """The same where reshape and the like return views or copies, one by one and all, as they do in some layout."""
-    with torch.no_grad(), quiet():
-        for copied in (True, False):
-            rest: list[int | None] = [None]
-            while rest:
-                only = rest.pop()
-                copies = Copies(copied, only)
-                with copies:
-                    expected = model(example(program, 2))
-                if only is None:
-                    rest = list(range(min(copies.calls, _MOST_COPIES)))
-                difference = _difference(found, expected, 2, other_layout=True)
-                if difference:
-                    returned = "copies" if copied else "views"
-                    shown = f"in whose memory layout reshape or contiguous return {returned}"
-                    raise differs(model, f"{difference}, for an input {shown}")
+    make = partial(example, program, 2)
+    for copied, returned in ((True, "copies"), (False, "views")):
+        shown = f"in whose memory layout reshape or contiguous return {returned}"
+        with torch.no_grad(), Copies(copied, None) as copies:
+            _compare_input(found, model, make, shown)
+        for only in range(min(copies.calls, _MOST_COPIES)):
+            with torch.no_grad(), Copies(copied, only):
+                _compare_input(found, model, make, shown)
 
 
 def _compare_refilled(program: Program, model: nn.Module) -> None:
