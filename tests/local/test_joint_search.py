@@ -12,7 +12,7 @@ from lipcert.local.centres import executed_values
 from lipcert.local.certify_local import LocalCertifier
 from lipcert.local.deviations import follow
 from lipcert.local.joint_search import search_jointly
-from lipcert.local.proving import Point, _pulled, margin_rows
+from lipcert.local.points import Point, margin_rows, pulled_rows
 from lipcert.local.pulling import Ball
 from lipcert.local.sharpening import Effort
 from local.test_deviations import points_in_ball
@@ -53,7 +53,7 @@ def test_executions_stay_inside_the_intervals_and_above_the_bounds_of_a_search(
     radius = torch.tensor([size if norm == 2 else size / 4], dtype=torch.float64)
     state = follow(certifier.prepared, Ball(norm, radius), dict(values))
     rows = margin_rows(point)
-    before = _pulled(state, rows)
+    before = pulled_rows(state, rows)
     after = search_jointly(state, rows, before, 0 * point.margins() - 1.0, steps=8)
     assert (after.at(radius) >= before.at(radius)).all()
     moved, other = executed_values(

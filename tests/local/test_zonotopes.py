@@ -12,7 +12,7 @@ from lipcert.local.centres import executed_values
 from lipcert.local.certify_local import LocalCertifier
 from lipcert.local.columns import columned_nodes, pushed, single_columns
 from lipcert.local.deviations import follow
-from lipcert.local.proving import Point
+from lipcert.local.points import Point
 from lipcert.local.pulling import Ball
 from lipcert.local.rounding_rows import rounding_by_rows
 from lipcert.local.state import Deviations
@@ -94,7 +94,7 @@ def made(name: str, norm: float) -> tuple[LocalCertifier, Tensor]:
 def spread(certifier: LocalCertifier, x: Tensor, radius: float) -> Deviations:
     values, _ = executed_values(certifier.network, x)
     ball = Ball(certifier.norm, torch.tensor([radius], dtype=torch.float64))
-    state = follow(certifier.prepared, ball, values, every_row=False)
+    state = follow(certifier.prepared, ball, values, columns_only=True)
     assert state.zonotope is not None
     return state
 

@@ -29,6 +29,7 @@ SITES = {
     "maxmin-512-512": 2,
     "patches-48": 8,
     "shifts-512": 14,
+    "shifts-512-tiny": 12,
     "rho-mlp": 2,
     "rho-mlp-256": 4,
     "resnet-small": 7,

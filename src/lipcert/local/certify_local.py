@@ -31,8 +31,9 @@ from lipcert.certificate.requirements import (
 )
 from lipcert.local.ball_options import checked_epsilon, checked_norm
 from lipcert.local.centres import executed_values
+from lipcert.local.points import Point
 from lipcert.local.prepared import Prepared
-from lipcert.local.proving import Point, promised_radius, proved_radius
+from lipcert.local.proving import promised_radius, proved_radius
 from lipcert.local.pulling import Ball
 from lipcert.local.search import largest_radius
 from lipcert.local.sharpening import Effort

@@ -32,28 +32,43 @@ from lipcert.rounding import gamma
 
 @torch.no_grad()
 def follow(
-    prepared: Prepared, ball: Ball, centre: dict[int, Tensor], every_row: bool = True
+    prepared: Prepared,
+    ball: Ball,
+    centre: dict[int, Tensor],
+    known: Deviations | None = None,
+    chosen: dict[int, Tensor] | None = None,
+    columns_only: bool = False,
 ) -> Deviations:
-    """Walk through the network from the input to the output; without `every_row`, columns take the place of rows."""
+    """Walk through the network from the input to the output.
+
+    known: what an earlier walk has shown; there are no columns then.
+    chosen: the entries for which rows are pulled back, by node; else all that are not
+    settled.
+    columns_only: no rows where there are columns.
+    """
     state = Deviations(prepared, ball, centre)
     network = prepared.exact
     _enter(state)
+    if state.prepared.columned and len(state.centre[0]) == 1 and known is None:
+        state.zonotope = Zonotope(prepared, ball)
+        state.zonotope.enter()
     for v in range(1, len(network.nodes)):
         if state.zonotope is not None:
             state.zonotope.forget(v)
         site = network.site_of_output.get(v)
         if site is None:
             _linear_node(state, v)
-            if v in prepared.sites_of_source:
-                spread = _spread(state, v)
-                refined = None
-                if every_row or not spread:
-                    refined = refine_deviations(state, v)
-                if refined is not None:
-                    _set_reach(state, v, *refined)
-                    # Values are smaller than they seemed before.
-                    rounding = state.roundings[v]
-                    charge(state, v, rounding.allowance(state.magnitude(v)))
+            if known is not None:
+                _narrow(state, v, known.below[v], known.above[v])
+            spread = v in prepared.sites_of_source and _spread(state, v)
+            refined = None
+            if v in prepared.sites_of_source and not (spread and columns_only):
+                refined = refine_deviations(state, v, chosen)
+            if refined is not None:
+                _set_reach(state, v, *refined)
+            if known is not None or refined is not None:
+                # Values are smaller than they seemed before.
+                charge(state, v, state.roundings[v].allowance(state.magnitude(v)))
         else:
             _site_output(state, v, site)
     return state
@@ -70,9 +85,6 @@ def _enter(state: Deviations) -> None:
     state.noise[0] = torch.zeros_like(centre)
     state.below[0] = state.above[0] = state.reach[0]
     state.largest.append(flat(state.magnitude(0)).amax(1))
-    if state.prepared.columned and len(centre) == 1:
-        state.zonotope = Zonotope(state.prepared, state.ball)
-        state.zonotope.enter()
 
 
 def _spread(state: Deviations, v: int) -> bool:

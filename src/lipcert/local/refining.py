@@ -21,8 +21,14 @@ _PASSES = 4
 """How much more than the largest window a row needs on its way."""
 
 
-def refine_deviations(state: Deviations, v: int) -> tuple[Tensor, Tensor] | None:
-    """How far the entries of a node fall and rise, where its rows show it; None if rows cannot help."""
+def refine_deviations(
+    state: Deviations, v: int, chosen: dict[int, Tensor] | None = None
+) -> tuple[Tensor, Tensor] | None:
+    """How far the entries of a node fall and rise, where its rows show it; None if rows cannot help.
+
+    chosen: the entries for which rows are pulled back if they can help, by node; all by
+    default.
+    """
     prepared = state.prepared
     if v in prepared.prefix and prepared.prefix_norms(v, state.ball.norm) is not None:
         return None
@@ -31,6 +37,8 @@ def refine_deviations(state: Deviations, v: int) -> tuple[Tensor, Tensor] | None
         needed |= needs_rows(
             prepared.exact.sites[k], state.centre[v], state.below[v], state.above[v]
         )
+    if chosen is not None:
+        needed &= chosen[v]
     if not bool(needed.any()):
         return None
     frames = prepared.frames(v)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lipcert.local.proving import Point
+from lipcert.local.points import Point
 
 Prove = Callable[[Point, Tensor], Tensor]
 """Proved radii, (B,), from inputs and the radii of balls around them, (B,)."""

@@ -37,7 +37,7 @@ from lipcert.rounding import gamma
 
 _TILE = 8
 """Columns of entries in tiles of this size are kept in one bundle."""
-_MOST_COLUMNS = 4096
+_MOST_COLUMNS = 8192
 """Of G; the smaller ones are added to E instead, so that time and memory stay bounded."""
 _SMALL = 0.2
 """Rounding errors of less than this share of an interval are left as they are."""

@@ -31,21 +31,24 @@ def patch_network(
 
 
 def shift_network(
-    widths: list[int], depths: list[int], input_shape: Shape, classes: int
+    widths: list[int],
+    depths: list[int],
+    input_shape: Shape,
+    classes: int,
+    first_patch: int = 2,
 ) -> nn.Sequential:
     """Stages of 1×1 convolutions of shifted channels with |·|, each begun by 2×2 patches.
 
-    Every layer is a matrix on separate pixels or patches: if the matrices are
+    The first patches may be larger. Every layer is a matrix on separate pixels or patches: if the matrices are
     orthogonal, the network is 1-Lipschitz up to its last layer.
     """
     layers: list[nn.Module] = []
-    channels = input_shape[0]
+    channels, patch, shrunk = input_shape[0], first_patch, 1
     for width, depth in zip(widths, depths, strict=True):
-        layers += [nn.Conv2d(channels, width, 2, 2), Abs()]
+        layers += [nn.Conv2d(channels, width, patch, patch), Abs()]
         for _ in range(depth):
             layers += [Shift(width), nn.Conv2d(width, width, 1), Abs()]
-        channels = width
-    shrunk = 2 ** len(widths)
+        channels, patch, shrunk = width, 2, shrunk * patch
     size = channels * (input_shape[1] // shrunk) * (input_shape[2] // shrunk)
     dense = [nn.Linear(size, channels), Abs(), nn.Linear(channels, classes)]
     return nn.Sequential(*layers, nn.Flatten(), *dense)

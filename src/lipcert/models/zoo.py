@@ -220,6 +220,12 @@ _ARCHITECTURES = (
         10,
         partial(shift_network, [64, 256, 512, 512], [3, 4, 2, 0]),
     ),
+    Architecture(
+        "shifts-512-tiny",
+        _TINY,
+        200,
+        partial(shift_network, [128, 256, 512, 512], [3, 3, 1, 0], first_patch=4),
+    ),
     Architecture("rho-mlp", _DIGITS, 10, partial(rho_mlp, 64, 2, "sll")),
     Architecture("rho-mlp-256", _MNIST, 10, partial(rho_mlp, 256, 4, "sll")),
     Architecture(
