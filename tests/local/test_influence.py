@@ -137,3 +137,24 @@ def test_rows_prove_what_columns_do_not(monkeypatch):
     columns = few.certify(x, radius).radius
     assert (with_rows >= columns).all()
     assert (with_rows >= radius).sum() > (columns >= radius).sum()
+
+
+def test_rows_that_end_at_pooling_tell_nothing_of_what_is_before(monkeypatch):
+    """Largest entries that are not settled, and rows that would have to bound them from above."""
+    monkeypatch.setattr("lipcert.local.prepared._ROW_ENTRIES", 0)
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(12),
+        nn.Flatten(), nn.Linear(4, 2),
+    ).eval()  # fmt: skip
+    with torch.no_grad():
+        # The margin is a negative multiple of a maximum, which has no line above it.
+        model[-1].weight[0], model[-1].weight[1] = -1.0, 0.0
+    prepared, point = located(model, torch.rand(1, 1, 12, 12))
+    assert prepared.columned
+    state = follow(prepared, ball(2.0), dict(point.values), columns_only=True)
+    rows = margin_rows(point)
+    rows = rows if int(point.prediction) == 0 else -rows
+    assert not any(bool(cost.any()) for cost in _costs(state, rows).values())
+    chosen = costly_entries(state, rows, 0.8)
+    assert all(bool(entries.all()) for entries in chosen.values())

@@ -14,7 +14,8 @@ from lipcert.local.state import Deviations
 def costly_entries(state: Deviations, rows: Tensor, share: float) -> dict[int, Tensor]:
     """(B, …) for every node that sites read: the entries that make up a share of what its sites cost the rows.
 
-    What the sites cannot tell apart, because they are not elementwise, is all chosen.
+    All entries of sites that are not elementwise, and of all sites if rows reach none
+    that is.
     """
     chosen = {
         v: torch.ones_like(state.below[v], dtype=torch.bool)
@@ -57,7 +58,12 @@ def _costs(state: Deviations, rows: Tensor) -> dict[int, Tensor]:
             torch.zeros(rows.shape[:2], dtype=torch.float64, device=rows.device),
         )
         flat = [end for both in ends.values() for end in both]
-        slopes = torch.autograd.grad(pulled.constant.sum(), flat)
+        # Rows may end at a site that is not elementwise, and tell nothing of others.
+        if not pulled.constant.requires_grad:
+            return {}
+        slopes = torch.autograd.grad(
+            pulled.constant.sum(), flat, allow_unused=True, materialize_grads=True
+        )
     costs = {}
     for i, (k, (low, high)) in enumerate(ends.items()):
         size = slopes[2 * i] - slopes[2 * i + 1]
@@ -70,5 +76,6 @@ def _largest(costs: Tensor, share: float) -> Tensor:
     flat = costs.flatten(1)
     ordered, order = flat.sort(dim=1, descending=True)
     before = ordered.cumsum(1) - ordered
-    wanted = before < share * flat.sum(1, keepdim=True)
+    # All if nothing costs anything.
+    wanted = before <= share * flat.sum(1, keepdim=True)
     return torch.zeros_like(wanted).scatter(1, order, wanted)
