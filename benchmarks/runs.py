@@ -29,8 +29,9 @@ def collect(run: Path, later: list[Path]) -> dict[str, Any]:
         json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()
     ]
     arguments = facts["command"][1:]
-    if "--run-dir" in arguments:  # where it was is nobody's business
-        del arguments[(at := arguments.index("--run-dir")) : at + 2]
+    for option in ("--run-dir", "--data-dir"):  # where they were is nobody's business
+        if option in arguments:
+            del arguments[(at := arguments.index(option)) : at + 2]
     return {
         "command": shlex.join(["lipcert", *arguments]),
         "environment": {key: facts[key] for key in ("versions", "python", "machine", "threads", "processes", "seed")},
