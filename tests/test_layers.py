@@ -6,7 +6,7 @@ from torch import nn
 
 import lipcert
 from lipcert.errors import OptionError, ShapeError
-from lipcert.layers import GroupSort, MaxMin, Normalize, Shift
+from lipcert.layers import GroupSort, MaxMin, Mirrored, Normalize, Patches, Shift
 from lipcert.network import slopes
 
 
@@ -76,6 +76,8 @@ def test_bad_options_are_refused(mean, std):
         Normalize(mean, std)
     with pytest.raises(OptionError, match="size is 0"):
         GroupSort(0)
+    with pytest.raises(OptionError, match="size is 0"):
+        Patches(0)
 
 
 def test_shift_moves_every_other_channel_by_a_pixel():
@@ -89,3 +91,33 @@ def test_shift_moves_every_other_channel_by_a_pixel():
     for border in (y[:, 1, 0], y[:, 3, -1], y[:, 5, :, 0], y[:, 7, :, -1]):
         assert (border == 0).all()
     assert not Shift(8).state_dict()
+
+
+def test_patches_are_the_pixels_of_pixel_unshuffle_in_another_order():
+    x = torch.randn(2, 3, 8, 12)
+    # Channels (patch row, patch column, colour) instead of (colour, row, column).
+    expected = nn.functional.pixel_unshuffle(x, 4).unflatten(1, (3, 16))
+    assert torch.equal(Patches(4)(x), expected.transpose(1, 2).flatten(1, 2))
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_patches_keep_channels_last(size):
+    x = torch.randn(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
+    assert Patches(size)(x).is_contiguous(memory_format=torch.channels_last)
+
+
+def test_mirrored_is_the_mean_in_eval_mode_and_the_model_in_training():
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3))
+    both, x = Mirrored(model).double(), torch.randn(4, 1, 5, 8, dtype=torch.float64)
+    assert torch.equal(both.train()(x), model(x))
+    assert torch.equal(both.eval()(x), (model(x) + model(x.flip(-1))) / 2)
+    assert torch.allclose(both(x), both(x.flip(-1)), rtol=1e-12)
+
+
+def test_mirrored_has_the_constants_of_its_model():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3))
+    model = model.double().eval()
+    alone = lipcert.bound(model, (3, 2, 2)).value
+    both = lipcert.bound(Mirrored(model).eval(), (3, 2, 2)).value
+    assert (both <= alone * (1 + 1e-6)).all()

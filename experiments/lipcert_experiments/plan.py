@@ -7,7 +7,6 @@ from typing import Any
 
 from lipcert.errors import OptionError, check_choice
 from lipcert.training import TrainConfig
-from lipcert.training.run import weights_digest
 
 BUDGETS = ("tiny", "hour", "paper")
 PROTOCOLS = ("lipcert", "authors")
@@ -153,5 +152,5 @@ def compressed(config: TrainConfig, epochs: int) -> TrainConfig:
 def run_name(config: TrainConfig) -> str:
     """A folder name that is the same for the same training: readable, then a digest of what determines the weights."""
     return (
-        f"{config.data}-{config.model}-{config.loss.type}-{weights_digest(config)[:8]}"
+        f"{config.data}-{config.model}-{config.loss.type}-{config.weights_digest()[:8]}"
     )

@@ -21,9 +21,9 @@ def shifted(seed=0):
         nn.Conv2d(3, 16, 2, 2), Abs(), Shift(16), nn.Conv2d(16, 16, 1), Abs(),
         nn.Conv2d(16, 24, 2, 2), Abs(), nn.Flatten(), nn.Linear(96, 3),
     )  # fmt: skip
-    for layer in model:
-        if hasattr(layer, "weight"):
-            nn.init.orthogonal_(layer.weight)
+    for name, weight in model.named_parameters():
+        if name.endswith("weight"):
+            nn.init.orthogonal_(weight)
     return model.double().eval()
 
 
@@ -104,9 +104,9 @@ def test_sums_are_no_chains():
 
 def test_the_network_of_shifts_is_certified_as_if_its_norms_were_known():
     model = lipcert.zoo.build("shifts-512", (3, 16, 16), 4, seed=0).double().eval()
-    for layer in model:
-        if hasattr(layer, "weight"):
-            nn.init.orthogonal_(layer.weight)
+    for name, weight in model.named_parameters():
+        if name.endswith("weight"):
+            nn.init.orthogonal_(weight)
     bound = lipcert.bound(model, (3, 16, 16), options=NormOptions(dense_limit=512))
     others = ~torch.eye(4, dtype=torch.bool)
     assert bound.guarantee == "deterministic"

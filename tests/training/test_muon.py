@@ -61,6 +61,19 @@ def test_a_step_towards_orthogonal_squares_the_distance(shape):
     assert (values - 1).abs().max() <= 1.6 * 0.1**2
 
 
+@pytest.mark.parametrize(("iterations", "smallest"), [(3, 1 / 40), (5, 1 / 480)])
+def test_what_a_step_makes_of_singular_values(iterations, smallest):
+    """Of those above the given share of the norm, values near 1; signs and vectors stay."""
+    torch.manual_seed(0)
+    u, v = (nn.init.orthogonal_(torch.empty(6, 6)) for _ in range(2))
+    values = torch.linspace(smallest, 0.4, 6)
+    values[-1] = (1 - values[:-1].square().sum()).sqrt()
+    made = orthogonalised(u @ torch.diag(values) @ v.T, iterations)
+    found = u.T @ made @ v
+    assert (found - torch.diag(found.diagonal())).abs().max() <= 1e-4
+    assert 0.65 <= found.diagonal().min() <= found.diagonal().max() <= 1.25
+
+
 @pytest.mark.parametrize("coarse", [False, True])
 def test_kernels_stay_orthogonal(coarse):
     if coarse and not bfloat16_works():

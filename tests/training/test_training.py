@@ -22,7 +22,7 @@ from lipcert.errors import (
 from lipcert.losses import Loss
 from lipcert.models import load_model
 from lipcert.resources import bfloat16_works
-from lipcert.training import launching, loop, resume, run
+from lipcert.training import launching, loop, resume
 from lipcert.training.checkpoint import read_checkpoint
 from lipcert.training.loop import Training
 from lipcert.training.muon import KernelMuon
@@ -208,7 +208,7 @@ def test_divergence_is_diagnosed_and_the_last_good_checkpoint_stays(tmp_path):
     assert "at learning rate 1e+18" in message
     assert "Lower schedule.lr0" in message
     assert str(path) in message
-    tensors, _ = read_checkpoint(path, run.weights_digest(config))
+    tensors, _ = read_checkpoint(path, config.weights_digest())
     assert all(tensor.isfinite().all() for tensor in tensors.values())
     assert not (tmp_path / "model.safetensors").exists()
 
@@ -227,7 +227,7 @@ def test_weights_that_became_nan_are_not_saved(tmp_path, monkeypatch):
     ):
         lipcert.train(config, tmp_path)
     tensors, position = read_checkpoint(
-        tmp_path / "checkpoint.safetensors", run.weights_digest(config)
+        tmp_path / "checkpoint.safetensors", config.weights_digest()
     )
     assert (position.epoch, position.step) == (0, 0)
     assert all(tensor.isfinite().all() for tensor in tensors.values())

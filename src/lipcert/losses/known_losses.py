@@ -16,6 +16,7 @@ from lipcert.losses.loss import (
     TrainingLoss,
     check_not_negative,
     check_positive,
+    check_probabilities,
     checked_with_constants,
     register_loss,
     true_class,
@@ -98,6 +99,7 @@ class SignedRadiusLoss(TrainingLoss):
     """`signed_radius`."""
 
     label: ClassVar[str] = "signed radii"
+    probable: ClassVar[bool] = True
     lengths: ClassVar[tuple[str, ...]] = ("r0",)
     rates: ClassVar[tuple[str, ...]] = ("t",)
 
@@ -116,19 +118,47 @@ def signed_radius(
 
     It is free of the scale of the logits. `base` is its value at r0 = 0, the soft
     version of being classified correctly; `robust` is what asking for the radius r0
-    adds.
+    adds. Labels may be probabilities (B, K), of a teacher say: the loss is what is expected
+    of labels that are drawn from them.
     """
     check_positive(t=t)
     check_not_negative(r0=r0)
+    if labels.ndim == 2:
+        return _expected_signed_radius(logits, labels, constants, t, r0)
     logits, labels, constants = checked_with_constants(logits, labels, constants)
+    loss, base = _signed_cross_entropy(logits, labels, constants, t, r0)
+    return Loss(loss.mean(), base.mean(), loss.mean().detach() - base.mean())
+
+
+def _expected_signed_radius(
+    logits: Tensor, probabilities: Tensor, constants: Tensor, t: float, r0: float
+) -> Loss:
+    """mean_b Σ_y p_by·(the loss of input b with the label y)."""
+    check_probabilities(probabilities, logits)
+    loss = base = torch.zeros((), dtype=torch.float32, device=logits.device)
+    for y in range(logits.shape[1]):
+        labels = torch.full((len(logits),), y, device=logits.device)
+        checked_ones = checked_with_constants(logits, labels, constants)
+        of_label, base_of_label = _signed_cross_entropy(*checked_ones, t, r0)
+        loss = loss + (probabilities[:, y] * of_label).mean()
+        base = base + (probabilities[:, y] * base_of_label).mean()
+    return Loss(loss, base, loss.detach() - base)
+
+
+def _signed_cross_entropy(
+    logits: Tensor, labels: Tensor, constants: Tensor, t: float, r0: float
+) -> tuple[Tensor, Tensor]:
+    """log(1 + Σ_{i≠y} exp(t·(r0 − r_yi))) of every input, and the same at r0 = 0 without a gradient; (B,) each."""
     radii = pair_radii(logits, labels, constants)
     true = true_class(logits, labels)
     # With logits t·(r0 − r_yi) and 0 for y, cross-entropy is log(1 + Σ_{i≠y} exp(t·(r0
     # − r_yi))).
-    loss = F.cross_entropy((t * (r0 - radii)).masked_fill(true, 0.0), labels)
+    asked = (t * (r0 - radii)).masked_fill(true, 0.0)
+    loss = F.cross_entropy(asked, labels, reduction="none")
     with torch.no_grad():
-        base = F.cross_entropy((-t * radii).masked_fill(true, 0.0), labels)
-    return Loss(loss, base, loss.detach() - base)
+        unasked = (-t * radii).masked_fill(true, 0.0)
+        base = F.cross_entropy(unasked, labels, reduction="none")
+    return loss, base
 
 
 @register_loss

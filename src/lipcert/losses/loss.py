@@ -43,6 +43,8 @@ class TrainingLoss(BaseModel, ABC):
     """What reports call it."""
     robust: ClassVar[bool] = True
     """Whether it uses Lipschitz constants."""
+    probable: ClassVar[bool] = False
+    """Whether labels may be probabilities of all classes."""
     lengths: ClassVar[tuple[str, ...]] = ()
     """Options that are distances in the input space; they grow with the perturbations that are asked for."""
     rates: ClassVar[tuple[str, ...]] = ()
@@ -139,6 +141,22 @@ def checked_with_constants(
         )
     dtype = torch.promote_types(logits.dtype, constants.dtype)
     return logits.to(dtype), labels, constants.to(dtype)
+
+
+def check_probabilities(probabilities: Tensor, logits: Tensor) -> None:
+    """Refuse labels that are not a distribution over the classes for every input."""
+    _check_tensor("probabilities", probabilities)
+    if probabilities.shape != logits.shape:
+        raise ShapeError(
+            "probabilities: expected the shape of the logits, "
+            f"{tuple(logits.shape)}, got {tuple(probabilities.shape)}"
+        )
+    sums = probabilities.double().sum(1)
+    if not bool((probabilities >= 0).all() and ((sums - 1).abs() < 1e-3).all()):
+        raise DataError(
+            "probabilities of the classes have to be 0 or more and to sum to 1 for "
+            "every input"
+        )
 
 
 def true_class(logits: Tensor, classes: Tensor) -> Tensor:

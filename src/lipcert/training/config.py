@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from importlib.resources import files
 from math import isfinite
@@ -57,6 +58,8 @@ class TrainConfig(Part):
     data: a name or path for `lipcert.data.load`.
     epsilons: in pixels in [0, 1].
     init_from: weights to begin with, a file or a run folder.
+    teacher: a preset or a TOML file; its network is trained first, on the same training
+    images, and says how probable their classes are. The loss then expects labels drawn so.
     loss: also module:function, see `OwnLoss`.
     input_range: [−1, 1] adds a first layer that maps pixels there; radii stay in
     pixels.
@@ -90,6 +93,7 @@ class TrainConfig(Part):
     input_range: tuple[FiniteFloat, FiniteFloat] = (0.0, 1.0)
     init: Literal["default", "orthogonal"] = "default"
     init_from: str = ""
+    teacher: str = ""
     clip_norm: NonNegativeFloat = 0.0
     precision: Literal["32-true", "bf16-mixed"] = "32-true"
     epsilons: Annotated[
@@ -129,6 +133,11 @@ class TrainConfig(Part):
                     f"{name} is {value}, expected less than epochs, "
                     f"{self.epochs}; set both"
                 )
+        if self.teacher and not self.loss.probable:
+            raise ValueError(
+                f"teacher is {self.teacher}, but loss.type {self.loss.type} does not "
+                "take probabilities; use signed-radius, or no teacher"
+            )
         if self.input_range[0] >= self.input_range[1]:
             raise ValueError(
                 f"input_range is {list(self.input_range)}, expected a smaller "
@@ -227,10 +236,20 @@ class TrainConfig(Part):
         values |= {
             "name": "standard",
             "loss": {"type": "standard"},
+            "teacher": "",
             "warmup_epochs": 0,
             "compare_standard": False,
         }
         return self.parse(values, "standard twin")
+
+    def weights_digest(self) -> str:
+        """Of everything that determines the weights."""
+        # A run may be resumed with another of these: the weights at its end are the same.
+        left_out = {"name", "note", "attack_inputs", "execution", "stored"}
+        left_out |= {"checkpoint_seconds", "tensorboard"}
+        # Without defaults, so that new fields change nothing.
+        relevant = self.model_dump_json(exclude=left_out, exclude_defaults=True)
+        return hashlib.sha256(relevant.encode()).hexdigest()
 
     def to_toml(self) -> str:
         """TOML that `from_toml` reads back as an equal configuration."""

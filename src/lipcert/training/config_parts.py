@@ -78,6 +78,8 @@ class OptimizerConfig(Part):
     momentum, weight_decay: of Muon.
     orthogonal: whether what Muon moves is kept orthogonal, by a step towards the nearest
     orthogonal matrix after each of its own. Begin with init = "orthogonal".
+    muon_iterations: how near to orthogonal the steps themselves are made; each costs two or
+    three products of matrices.
     """
 
     type: Literal["adam", "muon", "muon-kernels"] = "adam"
@@ -88,6 +90,7 @@ class OptimizerConfig(Part):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
     weight_decay: NonNegativeFloat = 0.01
     orthogonal: bool = False
+    muon_iterations: PositiveInt = 5
 
 
 class ScheduleConfig(Part):

@@ -56,11 +56,14 @@ class Training:
         dataset: Dataset,
         folder: Path,
         prepared: Prepared,
+        probabilities: Tensor | None = None,
     ) -> None:
         self.fabric, self.config, self.digest = fabric, config, digest
         self.dataset, self.path = dataset, folder / CHECKPOINT
         self.model, layout = prepared.model, prepared.memory_format
-        self.batches = SharedBatches(fabric, config, dataset.train, layout)
+        self.batches = SharedBatches(
+            fabric, config, dataset.train, layout, probabilities
+        )
         self.estimators = build_estimators(config, prepared)
         # Learned coordinates or multipliers; empty for the methods "naive" and "liplt".
         self.scales = list(self.estimators["estimator"].parameters())
@@ -131,10 +134,13 @@ class Training:
         # which is that of the augmentation.
         key = (self.config.seed, epoch, step, fabric.global_rank + 1)
         torch.manual_seed(seed_of(*key))
-        x, labels, share = self.batches.share(index, epoch, step)
+        share = self.batches.share(index, epoch, step)
         try:
-            logits = self.forward(x)
-            loss = objective(self.config, logits, labels, self.constants(epoch))
+            logits = self.forward(share.x)
+            constants = self.constants(epoch)
+            # A teacher is asked about radii, not in the warm-up.
+            targets = share.labels if constants is None else share.targets
+            loss = objective(self.config, logits, targets, constants)
         except NonFiniteError as error:
             raise self.diverged(str(error), epoch, step, lr) from error
         terms = (loss.loss, loss.base, loss.robust)
@@ -144,14 +150,15 @@ class Training:
             raise self.diverged(what, epoch, step, lr)
         # Processes average their gradients: Σ_p (share_p·n/B)·loss_p / n is the mean
         # over the global batch of B.
-        fabric.backward(loss.loss * (share * fabric.world_size / len(index)))
+        weight = share.count * fabric.world_size / len(index)
+        fabric.backward(loss.loss * weight)
         self.move()
-        sums["loss"] += value * share
-        sums["base"] += base * share
-        sums["robust"] += robust * share
-        if share:
-            sums["correct"] += int((logits.argmax(1) == labels).sum())
-        sums["count"] += share
+        sums["loss"] += value * share.count
+        sums["base"] += base * share.count
+        sums["robust"] += robust * share.count
+        if share.count:
+            sums["correct"] += int((logits.argmax(1) == share.labels).sum())
+        sums["count"] += share.count
 
     def constants(self, epoch: int) -> Tensor | None:
         """The constants of the loss; none during the warm-up and for a loss without them."""

@@ -97,13 +97,13 @@ def build_estimators(config: TrainConfig, prepared: Prepared) -> dict[str, Estim
 
 
 def objective(
-    config: TrainConfig, logits: Tensor, labels: Tensor, constants: Tensor | None
+    config: TrainConfig, logits: Tensor, targets: Tensor, constants: Tensor | None
 ) -> Loss:
     """The configured loss; without constants, its first term alone (standard training and the warm-up)."""
     if constants is None:
-        value = config.loss.first_term(logits, labels)
+        value = config.loss.first_term(logits, targets)
         return Loss(value, value, torch.zeros_like(value))
-    return config.loss(logits, labels, constants)
+    return config.loss(logits, targets, constants)
 
 
 @torch.no_grad()

@@ -45,6 +45,7 @@ def build_optimizers(
             weight_decay=options.weight_decay,
             momentum=options.momentum,
             orthogonal=options.orthogonal,
+            iterations=options.muon_iterations,
             coarse=config.precision == "bf16-mixed",
         )
         optimizers.append(muon)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from contextlib import nullcontext
 from copy import deepcopy
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lipcert.bounds.fit import FitOptions
 from lipcert.data import Dataset
@@ -37,6 +36,7 @@ from lipcert.training.launching import launched
 from lipcert.training.loop import Training
 from lipcert.training.monitor import summary_writer
 from lipcert.training.objective import Prepared
+from lipcert.training.teacher import check_teacher, taught_probabilities
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -75,6 +75,7 @@ def train(
         # behind.
         dataset = _load(fabric, config, given, data_dir)
         config = config.for_inputs(len(dataset.train))
+        check_teacher(config)
         prepared = Prepared.of(config, dataset, given.model)
         folder = _begin_folder(fabric, config, run_dir)
         work = _Work(fabric, dataset, data_dir, progress, given)
@@ -155,12 +156,15 @@ class _Work:
 
     def train(self, config: TrainConfig, folder: Path, prepared: Prepared) -> Summary:
         """From the last checkpoint, or from the start, to the summary."""
-        digest, dataset = weights_digest(config), self.dataset
-        training = Training(self.fabric, config, digest, dataset, folder, prepared)
+        dataset, digest = self.dataset, config.weights_digest()
         # Adam's moments of weights without gradient end there.
         torch.set_flush_denormal(True)
         try:
             with reused_memory():
+                taught = self.taught(config, folder)
+                training = Training(
+                    self.fabric, config, digest, dataset, folder, prepared, taught
+                )
                 training.run(self.progress)
         finally:
             torch.set_flush_denormal(False)
@@ -170,6 +174,13 @@ class _Work:
         summary = self.fabric.broadcast(summary)
         assert isinstance(summary, Summary)
         return summary
+
+    def taught(self, config: TrainConfig, folder: Path) -> Tensor | None:
+        """What the teacher, if there is one, says of the training images."""
+        if not config.teacher:
+            return None
+        about = self.fabric, config, self.dataset, folder, self.progress
+        return taught_probabilities(*about)
 
     def run_twin(self, config: TrainConfig, folder: Path) -> Run:
         """The same network, trained by cross-entropy alone."""
@@ -223,13 +234,3 @@ def _load(
     # The first process downloads and unpacks, the others find the files.
     with fabric.rank_zero_first():
         return given.load(config, data_dir).holding_out(config.validation)
-
-
-def weights_digest(config: TrainConfig) -> str:
-    """Of everything that determines the weights."""
-    # A run may be resumed with another of these: the weights at its end are the same.
-    left_out = {"name", "note", "attack_inputs", "execution", "stored"}
-    left_out |= {"checkpoint_seconds", "tensorboard"}
-    # Without defaults, so that new fields change nothing.
-    relevant = config.model_dump_json(exclude=left_out, exclude_defaults=True)
-    return hashlib.sha256(relevant.encode()).hexdigest()

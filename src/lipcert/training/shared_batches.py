@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,8 +16,25 @@ if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 
+@dataclass(frozen=True)
+class Share:
+    """What a process has of a global batch.
+
+    targets: what the loss is to reach: the labels, or a teacher's probabilities (B, K).
+    count: how many of the inputs count; 0 if there are too few for all processes.
+    """
+
+    x: Tensor
+    labels: Tensor
+    targets: Tensor
+    count: int
+
+
 class SharedBatches:
-    """Every process takes every n-th sample of each global batch."""
+    """Every process takes every n-th sample of each global batch.
+
+    probabilities: (N, K), what a teacher says of the training inputs, if there is one.
+    """
 
     def __init__(
         self,
@@ -24,9 +42,11 @@ class SharedBatches:
         config: TrainConfig,
         train: Split,
         memory_format: torch.memory_format,
+        probabilities: Tensor | None = None,
     ) -> None:
         self._fabric, self._config, self._train = fabric, config, train
         self._memory_format = memory_format
+        self._targets = train.labels if probabilities is None else probabilities
         self._augment = Augmentation(**config.augmentation.model_dump())
 
     def indices(self, epoch: int) -> list[Tensor]:
@@ -38,8 +58,8 @@ class SharedBatches:
             labels, config.batch_size, **where, classes_per_batch=limit
         )
 
-    def share(self, index: Tensor, epoch: int, step: int) -> tuple[Tensor, Tensor, int]:
-        """This process's inputs and labels of a global batch, and how many count: 0 if there are too few for all.
+    def share(self, index: Tensor, epoch: int, step: int) -> Share:
+        """This process's part of a global batch.
 
         The whole batch is augmented before it is shared, so that every sample moves
         alike on any number of processes.
@@ -47,15 +67,17 @@ class SharedBatches:
         seed = seed_of(self._config.seed, epoch, step)
         generator = torch.Generator().manual_seed(seed)
         images = self._augment(self._train.pixels(index), generator)
-        labels = self._train.labels[index]
         mine = slice(self._fabric.global_rank, None, self._fabric.world_size)
-        share = len(labels[mine])
+        count = len(index[mine])
         # Every process has to take part in the averaging, with one input whose loss has
         # the weight 0.
-        if share == 0:
+        if count == 0:
             mine = slice(0, 1)
-        x, y = self._fabric.to_device((images[mine], labels[mine]))
-        return x.contiguous(memory_format=self._memory_format), y, share
+        labels = self._train.labels[index[mine]]
+        targets = self._targets[index[mine]]
+        x, labels, targets = self._fabric.to_device((images[mine], labels, targets))
+        x = x.contiguous(memory_format=self._memory_format)
+        return Share(x, labels, targets, count)
 
 
 def seed_of(*key: int) -> int:
