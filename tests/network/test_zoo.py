@@ -29,6 +29,7 @@ SITES = {
     "maxmin-512-512": 2,
     "patches-48": 8,
     "shifts-512": 14,
+    "shifts-512-deep": 17,
     "shifts-512-tiny": 12,
     "conv-192": 9,
     "rho-mlp": 2,

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from lightning_fabric import Fabric
 from runs import metrics, tiny, weights
 
 import lipcert
@@ -9,7 +10,8 @@ from lipcert import data
 from lipcert.errors import ConfigError, DataError, ShapeError
 from lipcert.losses import signed_radius
 from lipcert.training import TrainConfig
-from lipcert.training.teacher import class_probabilities, teacher_config
+from lipcert.training.shared_batches import SharedBatches
+from lipcert.training.teacher import Teacher, teacher_config
 
 TEACHER = """
 model = "mlp-256"
@@ -22,13 +24,14 @@ type = "standard"
 lr0 = 5e-3
 lrf = 1e-3
 """
+SIGNED = ("loss.type=signed-radius", "loss.t=5", "loss.r0=0.5")
 
 
 @pytest.fixture
 def taught(tmp_path):
     path = tmp_path / "teacher.toml"
     path.write_text(TEACHER)
-    return tiny("warmup_epochs=0", "loss.type=signed-radius", "loss.t=5", "loss.r0=0.5", f"teacher={path}")  # fmt: skip
+    return tiny("warmup_epochs=0", *SIGNED, f"teacher={path}")
 
 
 def problem(seed=0):
@@ -95,7 +98,9 @@ def test_a_teacher_changes_what_is_learned_and_leaves_its_folder(taught, tmp_pat
     assert TrainConfig.from_toml(folder / "config.toml").model == "mlp-256"
     teacher = lipcert.load_model(str(folder)).model
     digits = data.load("digits")
-    shares = class_probabilities(teacher, digits.train, torch.device("cpu"), False)
+    shares = Teacher(Fabric(accelerator="cpu"), teacher).probabilities(
+        digits.train.pixels()
+    )
     assert torch.allclose(shares.sum(1), torch.ones(len(shares)))
     assert (shares.argmax(1) == digits.train.labels).float().mean() > 0.9
 
@@ -120,23 +125,55 @@ def test_a_run_that_stops_behind_its_teacher_ends_as_if_it_had_not(
         assert torch.equal(weight, weights(again.folder)[name])
 
 
-def test_mirror_images_count_if_the_teacher_has_seen_them(taught):
+def share_of(config, teacher=None):
     digits = data.load("digits")
-    model = lipcert.zoo.build("mlp-64", (1, 8, 8), 10, seed=0).eval()
-    plain, mirrored = (
-        class_probabilities(model, digits.test, torch.device("cpu"), both)
-        for both in (False, True)
+    batches = SharedBatches(
+        Fabric(accelerator="cpu"), config, digits, torch.contiguous_format, teacher
     )
-    x = digits.test.pixels()
+    index = torch.arange(200)
+    return digits.train, batches.share(index, epoch=1, step=2)
+
+
+def test_a_teacher_is_asked_about_images_as_the_pupil_sees_them():
+    model = lipcert.zoo.build("mlp-64", (1, 8, 8), 10, seed=0)
+    teacher = Teacher(Fabric(accelerator="cpu"), model)
+    config = tiny("augmentation.flip=true", "augmentation.mix=0.3", *SIGNED)
+    train, share = share_of(config, teacher)
+    assert not torch.equal(share.x, train.pixels(torch.arange(200)))
     with torch.no_grad():
-        expected = (model(x).softmax(1) + model(x.flip(3)).softmax(1)) / 2
-    torch.testing.assert_close(mirrored, expected)
-    assert not torch.allclose(plain, mirrored)
+        torch.testing.assert_close(share.targets, model(share.x).softmax(1))
+    assert torch.equal(share.labels, train.labels[:200])
+
+
+def test_mixed_images_have_the_classes_of_both_by_their_shares():
+    config = tiny("augmentation.mix=0.3", *SIGNED)
+    train, share = share_of(config)
+    images, labels = train.pixels(torch.arange(200)), train.labels[:200]
+    found = 0
+    for b in range(200):
+        own = share.targets[b, labels[b]]
+        others = [c for c in range(10) if share.targets[b, c] > 0 and c != labels[b]]
+        if not others:
+            continue  # mixed with an image of its own class
+        (other,) = others
+        torch.testing.assert_close(own + share.targets[b, other], torch.tensor(1.0))
+        assert 0.7 <= own < 1
+        # What is left when the own part is taken away is an image of the other class.
+        rest = (share.x[b] - own * images[b]) / (1 - own)
+        distances = (images - rest).flatten(1).norm(dim=1)
+        assert distances.min() < 1e-3 / (1 - own)
+        assert labels[distances.argmin()] == other
+        found += 1
+    assert found > 100
 
 
 def test_what_is_no_teacher_is_refused_before_a_folder_is_made(taught, tmp_path):
     with pytest.raises(ConfigError, match="does not take probabilities"):
         tiny("teacher=cifar10-teacher")
+    with pytest.raises(
+        ConfigError, match=r"augmentation.mix is 0.2.*or no augmentation.mix"
+    ):
+        tiny("augmentation.mix=0.2")
     with pytest.raises(ConfigError, match="no preset 'nobody'"):
         lipcert.train(taught.with_overrides(["teacher=nobody"]), tmp_path / "run")
     with pytest.raises(ConfigError, match="and no teacher of its own"):

@@ -112,7 +112,8 @@ class Mirrored(nn.Module):
         logits: Tensor = self.model(x)
         if self.training:
             return logits
-        return (logits + self.model(x.flip(-1))) / 2
+        mirrored: Tensor = self.model(x.flip(-1))
+        return (logits + mirrored) / 2
 
 
 class Normalize(nn.Module):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from lipcert.layers import Abs, Shift
+from lipcert.layers import Abs, Patches, Shift
 from lipcert.network.program import Shape
 
 
@@ -36,16 +36,23 @@ def shift_network(
     input_shape: Shape,
     classes: int,
     first_patch: int = 2,
+    *,
+    strided: bool = False,
 ) -> nn.Sequential:
     """Stages of 1×1 convolutions of shifted channels with |·|, each begun by 2×2 patches.
 
     The first patches may be larger. Every layer is a matrix on separate pixels or patches: if the matrices are
-    orthogonal, the network is 1-Lipschitz up to its last layer.
+    orthogonal, the network is 1-Lipschitz up to its last layer. Strided convolutions are the same on patches, but
+    slower.
     """
     layers: list[nn.Module] = []
     channels, patch, shrunk = input_shape[0], first_patch, 1
     for width, depth in zip(widths, depths, strict=True):
-        layers += [nn.Conv2d(channels, width, patch, patch), Abs()]
+        if strided:
+            layers += [nn.Conv2d(channels, width, patch, patch), Abs()]
+        else:
+            of_patch = nn.Conv2d(channels * patch**2, width, 1)
+            layers += [Patches(patch), of_patch, Abs()]
         for _ in range(depth):
             layers += [Shift(width), nn.Conv2d(width, width, 1), Abs()]
         channels, patch, shrunk = width, 2, shrunk * patch

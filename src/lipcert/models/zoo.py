@@ -232,7 +232,13 @@ _ARCHITECTURES = (
         "shifts-512",
         _CIFAR,
         10,
-        partial(shift_network, [64, 256, 512, 512], [3, 4, 2, 0]),
+        partial(shift_network, [64, 256, 512, 512], [3, 4, 2, 0], strided=True),
+    ),
+    Architecture(
+        "shifts-512-deep",
+        _CIFAR,
+        10,
+        partial(shift_network, [64, 256, 512, 512], [3, 6, 3, 0]),
     ),
     Architecture(
         "shifts-512-tiny",

@@ -59,7 +59,8 @@ class TrainConfig(Part):
     epsilons: in pixels in [0, 1].
     init_from: weights to begin with, a file or a run folder.
     teacher: a preset or a TOML file; its network is trained first, on the same training
-    images, and says how probable their classes are. The loss then expects labels drawn so.
+    images, and says how probable the classes of augmented images are. The loss then
+    expects labels that are drawn so.
     loss: also module:function, see `OwnLoss`.
     input_range: [−1, 1] adds a first layer that maps pixels there; radii stay in
     pixels.
@@ -133,11 +134,13 @@ class TrainConfig(Part):
                     f"{name} is {value}, expected less than epochs, "
                     f"{self.epochs}; set both"
                 )
-        if self.teacher and not self.loss.probable:
-            raise ValueError(
-                f"teacher is {self.teacher}, but loss.type {self.loss.type} does not "
-                "take probabilities; use signed-radius, or no teacher"
-            )
+        probable = {"teacher": self.teacher, "augmentation.mix": self.augmentation.mix}
+        for name, option in probable.items():
+            if option and not self.loss.probable:
+                raise ValueError(
+                    f"{name} is {option}, but loss.type {self.loss.type} does not take "
+                    f"probabilities; use signed-radius, or no {name}"
+                )
         if self.input_range[0] >= self.input_range[1]:
             raise ValueError(
                 f"input_range is {list(self.input_range)}, expected a smaller "
@@ -237,6 +240,7 @@ class TrainConfig(Part):
             "name": "standard",
             "loss": {"type": "standard"},
             "teacher": "",
+            "augmentation": {**values["augmentation"], "mix": 0.0},
             "warmup_epochs": 0,
             "compare_standard": False,
         }

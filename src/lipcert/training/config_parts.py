@@ -107,7 +107,11 @@ class ScheduleConfig(Part):
 
 
 class AugmentationConfig(Part):
-    """The paper's (d, t), and flips, zoom, colours and erased squares, which it does not use."""
+    """The paper's (d, t), and flips, zoom, colours, erased squares and mixing, which it does not use.
+
+    mix: every image becomes (1 − s)·image + s·another one, with s drawn between 0 and this;
+    labels become what a teacher says of the mixture, or without one the shares in it.
+    """
 
     degrees: Annotated[float, Field(ge=0, le=180)] = 0.0
     translate: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -115,3 +119,4 @@ class AugmentationConfig(Part):
     zoom: Annotated[float, Field(ge=0, le=1)] = 0.0
     colour: Annotated[float, Field(ge=0, le=1)] = 0.0
     erase: Annotated[float, Field(ge=0, le=1)] = 0.0
+    mix: Annotated[float, Field(ge=0, le=0.5)] = 0.0

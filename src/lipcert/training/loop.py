@@ -32,7 +32,7 @@ from lipcert.training.monitor import (
 from lipcert.training.objective import Prepared, build_estimators, objective
 from lipcert.training.optimizers import build_optimizers
 from lipcert.training.schedule import learning_rate
-from lipcert.training.shared_batches import SharedBatches, seed_of
+from lipcert.training.shared_batches import Asked, SharedBatches, seed_of
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -56,14 +56,12 @@ class Training:
         dataset: Dataset,
         folder: Path,
         prepared: Prepared,
-        probabilities: Tensor | None = None,
+        teacher: Asked | None = None,
     ) -> None:
         self.fabric, self.config, self.digest = fabric, config, digest
         self.dataset, self.path = dataset, folder / CHECKPOINT
         self.model, layout = prepared.model, prepared.memory_format
-        self.batches = SharedBatches(
-            fabric, config, dataset.train, layout, probabilities
-        )
+        self.batches = SharedBatches(fabric, config, dataset, layout, teacher)
         self.estimators = build_estimators(config, prepared)
         # Learned coordinates or multipliers; empty for the methods "naive" and "liplt".
         self.scales = list(self.estimators["estimator"].parameters())
@@ -138,7 +136,7 @@ class Training:
         try:
             logits = self.forward(share.x)
             constants = self.constants(epoch)
-            # A teacher is asked about radii, not in the warm-up.
+            # In the warm-up, by cross-entropy, classes are certain.
             targets = share.labels if constants is None else share.targets
             loss = objective(self.config, logits, targets, constants)
         except NonFiniteError as error:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lipcert.bounds.fit import FitOptions
 from lipcert.data import Dataset
@@ -36,7 +36,7 @@ from lipcert.training.launching import launched
 from lipcert.training.loop import Training
 from lipcert.training.monitor import summary_writer
 from lipcert.training.objective import Prepared
-from lipcert.training.teacher import check_teacher, taught_probabilities
+from lipcert.training.teacher import Teacher, check_teacher, trained_teacher
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -161,9 +161,9 @@ class _Work:
         torch.set_flush_denormal(True)
         try:
             with reused_memory():
-                taught = self.taught(config, folder)
+                teacher = self.teacher(config, folder)
                 training = Training(
-                    self.fabric, config, digest, dataset, folder, prepared, taught
+                    self.fabric, config, digest, dataset, folder, prepared, teacher
                 )
                 training.run(self.progress)
         finally:
@@ -175,12 +175,12 @@ class _Work:
         assert isinstance(summary, Summary)
         return summary
 
-    def taught(self, config: TrainConfig, folder: Path) -> Tensor | None:
-        """What the teacher, if there is one, says of the training images."""
+    def teacher(self, config: TrainConfig, folder: Path) -> Teacher | None:
+        """Whoever says how probable the classes of training images are, trained; None if labels are all there is."""
         if not config.teacher:
             return None
         about = self.fabric, config, self.dataset, folder, self.progress
-        return taught_probabilities(*about)
+        return trained_teacher(*about)
 
     def run_twin(self, config: TrainConfig, folder: Path) -> Run:
         """The same network, trained by cross-entropy alone."""

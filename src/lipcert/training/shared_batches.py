@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from lipcert.data import Augmentation, Split, batch_indices
+from lipcert.data import Augmentation, Dataset, batch_indices
 from lipcert.training.config import TrainConfig
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 
+class Asked(Protocol):
+    """A teacher."""
+
+    def probabilities(self, x: Tensor) -> Tensor:
+        """How probable the classes of inputs are, (B, K)."""
+
+
 @dataclass(frozen=True)
 class Share:
     """What a process has of a global batch.
 
-    targets: what the loss is to reach: the labels, or a teacher's probabilities (B, K).
+    labels: of images that are mixed, those of the larger part.
+    targets: what the loss is to reach: the labels, or probabilities (B, K).
     count: how many of the inputs count; 0 if there are too few for all processes.
     """
 
@@ -31,23 +40,21 @@ class Share:
 
 
 class SharedBatches:
-    """Every process takes every n-th sample of each global batch.
-
-    probabilities: (N, K), what a teacher says of the training inputs, if there is one.
-    """
+    """Every process takes every n-th sample of each global batch."""
 
     def __init__(
         self,
         fabric: Fabric,
         config: TrainConfig,
-        train: Split,
+        dataset: Dataset,
         memory_format: torch.memory_format,
-        probabilities: Tensor | None = None,
+        teacher: Asked | None = None,
     ) -> None:
-        self._fabric, self._config, self._train = fabric, config, train
-        self._memory_format = memory_format
-        self._targets = train.labels if probabilities is None else probabilities
-        self._augment = Augmentation(**config.augmentation.model_dump())
+        self._fabric, self._config, self._train = fabric, config, dataset.train
+        self._memory_format, self._teacher = memory_format, teacher
+        moves = config.augmentation.model_dump(exclude={"mix"})
+        self._augment = Augmentation(**moves)
+        self._classes = dataset.classes
 
     def indices(self, epoch: int) -> list[Tensor]:
         """The indices of the global batches of an epoch."""
@@ -67,17 +74,33 @@ class SharedBatches:
         seed = seed_of(self._config.seed, epoch, step)
         generator = torch.Generator().manual_seed(seed)
         images = self._augment(self._train.pixels(index), generator)
+        labels = targets = self._train.labels[index]
+        if self._config.augmentation.mix:
+            images, targets = self._mixed(images, labels, generator)
         mine = slice(self._fabric.global_rank, None, self._fabric.world_size)
         count = len(index[mine])
         # Every process has to take part in the averaging, with one input whose loss has
         # the weight 0.
         if count == 0:
             mine = slice(0, 1)
-        labels = self._train.labels[index[mine]]
-        targets = self._targets[index[mine]]
-        x, labels, targets = self._fabric.to_device((images[mine], labels, targets))
+        own = images[mine], labels[mine], targets[mine]
+        x, labels, targets = self._fabric.to_device(own)
         x = x.contiguous(memory_format=self._memory_format)
+        if self._teacher is not None:
+            targets = self._teacher.probabilities(x)
         return Share(x, labels, targets, count)
+
+    def _mixed(
+        self, images: Tensor, labels: Tensor, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """(1 − s)·image + s·another image of the batch, with s between 0 and `mix`, and the classes' shares in it."""
+        others = torch.randperm(len(images), generator=generator)
+        drawn = torch.rand(len(images), 1, generator=generator)
+        share = self._config.augmentation.mix * drawn
+        classes = F.one_hot(labels, self._classes).float()
+        of_images = share[:, :, None, None]
+        mixed = (1 - of_images) * images + of_images * images[others]
+        return mixed, (1 - share) * classes + share * classes[others]
 
 
 def seed_of(*key: int) -> int:

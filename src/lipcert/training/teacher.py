@@ -1,7 +1,9 @@
 """A teacher: a network trained for accuracy alone, which says how probable the labels of training images are.
 
 Images that even it finds hard are not worth a margin. It is used as it is at its last
-epoch and never certified.
+epoch and never certified. It is asked in every step about the very images that its pupil
+sees, moved and mixed as they are: a pupil that is told one thing about an image whatever
+happens to it learns its training images by heart sooner.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from lipcert.data import Dataset, Split
+from lipcert.data import Dataset
 from lipcert.errors import ConfigError
 from lipcert.files import write_text
 from lipcert.layout import CONFIG, MODEL, TEACHER
@@ -24,8 +26,6 @@ from lipcert.training.objective import Prepared
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
-
-_BATCH = 512
 
 
 def teacher_config(config: TrainConfig) -> TrainConfig:
@@ -46,18 +46,29 @@ def check_teacher(config: TrainConfig) -> None:
         teacher_config(config)
 
 
-def taught_probabilities(
+class Teacher:
+    """What a trained network says of images: how probable the classes are."""
+
+    def __init__(self, fabric: Fabric, model: nn.Module) -> None:
+        self._fabric = fabric
+        self._model: nn.Module = fabric.to_device(model.eval())
+
+    @torch.no_grad()
+    def probabilities(self, x: Tensor) -> Tensor:
+        """(B, K)."""
+        with self._fabric.autocast():
+            logits: Tensor = self._model(x)
+        return logits.float().softmax(1)
+
+
+def trained_teacher(
     fabric: Fabric,
     config: TrainConfig,
     dataset: Dataset,
     folder: Path,
     progress: Progress,
-) -> Tensor:
-    """(N, K), the probabilities of the classes of all training images by the configured teacher.
-
-    It is trained in the folder `teacher` of the run, from its last checkpoint if there is
-    one.
-    """
+) -> Teacher:
+    """The configured teacher, trained in the folder `teacher` of the run, from its last checkpoint if there is one."""
     folder = folder / TEACHER
     teacher = teacher_config(config).for_inputs(len(dataset.train))
     if fabric.is_global_zero and not (folder / CONFIG).exists():
@@ -72,28 +83,11 @@ def taught_probabilities(
         progress(f"{what} the teacher", fraction, figures)
 
     training.run(of_teacher)
-    model = training.model.eval()
+    model = training.model
     if fabric.is_global_zero:
         shape, classes = dataset.input_shape, dataset.classes
         pixels = teacher.input_range
         save_model(
             model, folder / MODEL, teacher.model, shape, classes, input_range=pixels
         )
-    mirrored = teacher.augmentation.flip
-    with fabric.autocast():
-        return class_probabilities(model, dataset.train, fabric.device, mirrored)
-
-
-@torch.no_grad()
-def class_probabilities(
-    model: nn.Module, split: Split, device: torch.device, mirrored: bool
-) -> Tensor:
-    """(N, K), on the CPU: the softmax of the logits; if asked for, its mean with that at the mirror image."""
-    found = []
-    for index in torch.split(torch.arange(len(split)), _BATCH):
-        x = split.pixels(index).to(device)
-        probabilities = model(x).float().softmax(1)
-        if mirrored:
-            probabilities = (probabilities + model(x.flip(-1)).float().softmax(1)) / 2
-        found.append(probabilities.cpu())
-    return torch.cat(found)
+    return Teacher(fabric, model)
