@@ -28,7 +28,6 @@ SITES = {
     "maxmin-1024": 1,
     "maxmin-512-512": 2,
     "patches-48": 8,
-    "shifts-512": 14,
     "shifts-512-deep": 17,
     "shifts-512-tiny": 12,
     "conv-192": 9,

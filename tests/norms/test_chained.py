@@ -103,7 +103,7 @@ def test_sums_are_no_chains():
 
 
 def test_the_network_of_shifts_is_certified_as_if_its_norms_were_known():
-    model = lipcert.zoo.build("shifts-512", (3, 16, 16), 4, seed=0).double().eval()
+    model = lipcert.zoo.build("shifts-512-deep", (3, 16, 16), 4, seed=0).double().eval()
     for name, weight in model.named_parameters():
         if name.endswith("weight"):
             nn.init.orthogonal_(weight)

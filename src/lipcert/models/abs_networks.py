@@ -36,23 +36,17 @@ def shift_network(
     input_shape: Shape,
     classes: int,
     first_patch: int = 2,
-    *,
-    strided: bool = False,
 ) -> nn.Sequential:
     """Stages of 1×1 convolutions of shifted channels with |·|, each begun by 2×2 patches.
 
     The first patches may be larger. Every layer is a matrix on separate pixels or patches: if the matrices are
-    orthogonal, the network is 1-Lipschitz up to its last layer. Strided convolutions are the same on patches, but
-    slower.
+    orthogonal, the network is 1-Lipschitz up to its last layer.
     """
     layers: list[nn.Module] = []
     channels, patch, shrunk = input_shape[0], first_patch, 1
     for width, depth in zip(widths, depths, strict=True):
-        if strided:
-            layers += [nn.Conv2d(channels, width, patch, patch), Abs()]
-        else:
-            of_patch = nn.Conv2d(channels * patch**2, width, 1)
-            layers += [Patches(patch), of_patch, Abs()]
+        of_patch = nn.Conv2d(channels * patch**2, width, 1)
+        layers += [Patches(patch), of_patch, Abs()]
         for _ in range(depth):
             layers += [Shift(width), nn.Conv2d(width, width, 1), Abs()]
         channels, patch, shrunk = width, 2, shrunk * patch

@@ -229,12 +229,6 @@ _ARCHITECTURES = (
     ),
     Architecture("patches-48", _CIFAR, 10, partial(patch_network, 48, 2)),
     Architecture(
-        "shifts-512",
-        _CIFAR,
-        10,
-        partial(shift_network, [64, 256, 512, 512], [3, 4, 2, 0], strided=True),
-    ),
-    Architecture(
         "shifts-512-deep",
         _CIFAR,
         10,
