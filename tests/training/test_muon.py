@@ -89,3 +89,18 @@ def test_kernels_stay_orthogonal(coarse):
     assert (values - 1).abs().max() <= 0.01
     assert (kernel - before).norm() > 0.1
     assert kernel.dtype == torch.float32
+
+
+@pytest.mark.parametrize("shape", [(48, 200), (200, 48)])
+def test_kernels_stay_orthogonal_with_products_of_bfloat16(shape):
+    torch.manual_seed(0)
+    matrix = nn.init.orthogonal_(torch.empty(shape))
+    before = torch.get_float32_matmul_precision()
+    for _ in range(3):
+        matrix = matrix + 0.03 * nn.init.orthogonal_(torch.empty(shape))
+        exact = nearer_to_orthogonal(matrix)
+        coarse = nearer_to_orthogonal(matrix, coarse=True)
+        torch.testing.assert_close(coarse, exact, rtol=0, atol=1e-4)
+        matrix = nearer_to_orthogonal(coarse, coarse=True)
+        assert (torch.linalg.svdvals(matrix.double()) - 1).abs().max() < 1e-4
+    assert torch.get_float32_matmul_precision() == before

@@ -79,7 +79,7 @@ class Patches(nn.Module):
 
     With a 1×1 convolution behind it, this is a convolution with a stride as large as its
     kernel. Unlike `nn.PixelUnshuffle` it keeps the channels of a pixel together, so that
-    tensors with channels last stay so, which makes training about twice as fast.
+    tensors with channels last stay so, which makes training faster.
     """
 
     def __init__(self, size: int) -> None:

@@ -86,7 +86,8 @@ class KernelMuon(Optimizer):
 def nearer_to_orthogonal(matrix: Tensor, coarse: bool = False) -> Tensor:
     """A matrix whose singular values are 1 up to δ becomes one whose are up to 3/2·δ², by Newton and Schulz.
 
-    If coarse, δ stays above about 10⁻⁵, for a third of the time: products are of bfloat16 numbers.
+    If coarse, δ ends at about 10⁻⁵, and products are of bfloat16 numbers, which is faster where a processor
+    multiplies them.
     """
     wide = _wide(matrix)
     if coarse and matrix.dtype == torch.float32:

@@ -2,8 +2,7 @@
 
 Images that even it finds hard are not worth a margin. It is used as it is at its last
 epoch and never certified. It is asked in every step about the very images that its pupil
-sees, moved and mixed as they are: a pupil that is told one thing about an image whatever
-happens to it learns its training images by heart sooner.
+sees, moved and mixed as they are.
 """
 
 from __future__ import annotations
