@@ -86,15 +86,14 @@ class KernelMuon(Optimizer):
 def nearer_to_orthogonal(matrix: Tensor, coarse: bool = False) -> Tensor:
     """A matrix whose singular values are 1 up to δ becomes one whose are up to 3/2·δ², by Newton and Schulz.
 
-    If coarse, δ ends at about 10⁻⁵, and products are of bfloat16 numbers, which is faster where a processor
-    multiplies them.
+    If coarse, δ ends at about 10⁻⁵, and products may be of bfloat16 numbers, as the processor likes.
     """
     wide = _wide(matrix)
     if coarse and matrix.dtype == torch.float32:
         # Only how far W is from orthogonal has to be precise: with W = H + L, WWᵀ is HHᵀ + HLᵀ
         # + LHᵀ up to LLᵀ, and H has as many digits as the products take.
         high = wide.bfloat16().float()
-        with _products_of_bfloat16():
+        with _products_may_be_coarse():
             cross = high @ (wide - high).T
             gram = high @ high.T + cross + cross.T
             error = torch.eye(len(wide), device=wide.device) - gram
@@ -106,8 +105,8 @@ def nearer_to_orthogonal(matrix: Tensor, coarse: bool = False) -> Tensor:
 
 
 @contextmanager
-def _products_of_bfloat16() -> Iterator[None]:
-    """Within, factors of float32 products are rounded to bfloat16, sums are not."""
+def _products_may_be_coarse() -> Iterator[None]:
+    """Within, torch may round the factors of float32 products to bfloat16, and uses other libraries for them."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
     try:
